@@ -1,0 +1,168 @@
+// The C++ client: Q, K and V from the caller's memory, O back.
+//
+//   auto client = attnd::Client::Connect("127.0.0.1:7070");
+//   attnd::AttentionRequest request;
+//   request.q = {attnd::DType::kFloat16, {1, 8, 512, 64}, q.data()};
+//   request.k = ...; request.v = ...;
+//   request.causal = attnd::Causal::kBottomRight;
+//   absl::StatusOr<attnd::AttentionResult> result = (*client)->Attention(request);
+#ifndef ATTND_CLIENT_CLIENT_H_
+#define ATTND_CLIENT_CLIENT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+
+namespace attnd {
+
+enum class DType { kFloat32, kFloat16, kBFloat16 };
+enum class Layout { kBHSD, kBSHD, kTHD };
+enum class Causal { kNone, kTopLeft, kBottomRight };
+
+int64_t SizeBytes(DType dtype);
+const char* DTypeName(DType dtype);  // "float32", "float16", "bfloat16"
+
+// A dense, row-major tensor in memory that the caller keeps; it must stay until the call has ended.
+struct TensorView {
+  DType dtype = DType::kFloat32;
+  std::vector<int64_t> shape;
+  const void* data = nullptr;
+
+  int64_t size_bytes() const;
+};
+
+// One problem. Shapes by layout, as proto/attnd/v1/attnd.proto has them; absent options take the
+// defaults there.
+struct AttentionRequest {
+  TensorView q;
+  TensorView k;
+  TensorView v;
+  Layout layout = Layout::kBHSD;
+  Causal causal = Causal::kNone;
+  absl::optional<int64_t> window_left;   // keys, inclusive
+  absl::optional<int64_t> window_right;  // keys, inclusive
+  absl::optional<float> scale;
+  absl::optional<float> softcap;
+  std::vector<float> alibi_slopes;
+  std::vector<int64_t> cu_seqlens_q;
+  std::vector<int64_t> cu_seqlens_kv;
+  bool want_lse = false;
+  int priority = 0;
+  std::string request_id;
+  // The whole call with its retries ends by then. Default: no deadline of the client's own.
+  absl::optional<absl::Duration> timeout;
+};
+
+// A tensor that owns its bytes.
+struct Tensor {
+  DType dtype = DType::kFloat32;
+  std::vector<int64_t> shape;
+  std::vector<unsigned char> bytes;
+};
+
+// The server's own account of the call.
+struct ServerTiming {
+  int64_t queue_us = 0;
+  int64_t upload_us = 0;
+  int64_t run_us = 0;
+  int64_t download_us = 0;
+  int64_t total_us = 0;
+};
+
+struct AttentionResult {
+  Tensor o;
+  absl::optional<Tensor> lse;
+  ServerTiming timing;
+  std::string backend;
+  std::string kernel;
+  std::string device;
+  uint64_t batch_id = 0;
+  int64_t batch_size = 0;
+  int64_t sent_bytes = 0;
+  int64_t received_bytes = 0;
+  int tries = 1;
+};
+
+struct ServerInfo {
+  std::string instance_id;
+  std::string version;
+  std::string backend;
+  std::string backend_reason;
+  struct Device {
+    std::string id;
+    std::string name;
+    int64_t processors = 0;
+    std::vector<std::string> backends;
+  };
+  std::vector<Device> devices;
+  int64_t max_unary_bytes = 0;
+  int64_t max_queue_requests = 0;
+  int64_t max_queue_bytes = 0;
+  int64_t max_batch_problems = 0;
+  int64_t max_head_dim = 0;
+  int64_t default_deadline_ms = 0;
+  int64_t receive_bytes = 0;
+};
+
+struct ClientOptions {
+  // 1: no retry. What is retried, and when: see Client.
+  int max_tries = 4;
+  // First wait before a retry, doubled each time, times a random factor of 0.8 to 1.2; a server's
+  // pushback replaces it.
+  absl::Duration first_backoff = absl::Milliseconds(20);
+  absl::Duration max_backoff = absl::Seconds(1);
+  // Retries may be at most this part of the calls, with a reserve of 10: a failing server is not
+  // flooded.
+  double retry_budget = 0.1;
+  // Messages of this size and more go over the bulk channel, so that they do not delay small ones.
+  int64_t bulk_bytes = 64 << 10;
+};
+
+// A running asynchronous call.
+class Call {
+ public:
+  virtual ~Call() = default;
+  // The callback still comes, with CANCELLED unless the answer was there first. Any thread.
+  virtual void Cancel() = 0;
+};
+
+// Retries, for Compute has no side effects: UNAVAILABLE; RESOURCE_EXHAUSTED with a pushback >= 0;
+// UNKNOWN and INTERNAL without the trailer attnd-version (a node was lost, or something in between
+// spoke). At most max_tries, within the deadline, within the retry budget.
+//
+// Errors keep the server's code and message. INVALID_ARGUMENT without a call when a view's data is
+// null or a message would pass 2 GB. Thread-safe; one client serves a whole process.
+class Client {
+ public:
+  using Callback = std::function<void(absl::StatusOr<AttentionResult>)>;
+
+  // `address`: "host:port" or "unix:/path". Does not wait for the server; the first call does,
+  // within its deadline.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address,
+                                                         const ClientOptions& options = {});
+  virtual ~Client() = default;
+
+  virtual absl::StatusOr<AttentionResult> Attention(const AttentionRequest& request) = 0;
+
+  // `callback` is called exactly once, on a thread of the client's; it must not block. The request
+  // is copied, the tensors' memory is not: it must stay until then. The destructor of Client waits
+  // for its calls.
+  virtual std::shared_ptr<Call> AttentionAsync(const AttentionRequest& request,
+                                               Callback callback) = 0;
+
+  virtual absl::StatusOr<ServerInfo> GetServerInfo(absl::Duration timeout) = 0;
+
+  // OK when the server reports SERVING (grpc.health.v1), UNAVAILABLE with its answer otherwise.
+  virtual absl::Status CheckHealth(absl::Duration timeout) = 0;
+};
+
+}  // namespace attnd
+
+#endif  // ATTND_CLIENT_CLIENT_H_

@@ -1,0 +1,13 @@
+# CUDA targets are built where there is an nvcc and kernels/cuda is part of the tree; otherwise the build is CPU-only.
+include(CheckLanguage)
+check_language(CUDA)
+set(ATTND_HAVE_CUDA OFF)
+if(NOT CMAKE_CUDA_COMPILER)
+  message(STATUS "attnd: CPU-only build (no nvcc)")
+elseif(NOT EXISTS ${CMAKE_SOURCE_DIR}/kernels/cuda/CMakeLists.txt)
+  message(STATUS "attnd: CPU-only build (nvcc is here; this version has CPU kernels only)")
+else()
+  enable_language(CUDA)
+  set(ATTND_HAVE_CUDA ON)
+  message(STATUS "attnd: building CUDA targets with ${CMAKE_CUDA_COMPILER}")
+endif()

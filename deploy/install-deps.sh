@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Installs what attnd builds and tests with: Debian's (or Ubuntu's) packages only, by name.
+# Safe to run twice: with everything there it asks the package index nothing and returns at once.
+set -euo pipefail
+
+packages=(
+  # Build tools. clang serves the sanitizer presets and the fuzzer.
+  build-essential cmake ninja-build ccache pkg-config git
+  clang clang-format clang-tidy libclang-rt-14-dev
+  # The API and the server.
+  libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
+  libspdlog-dev libcpp-httplib-dev prometheus-cpp-dev nlohmann-json3-dev
+  # Tests.
+  libgtest-dev libgmock-dev python3 python3-numpy python3-grpcio python3-protobuf python3-pytest
+)
+
+# Ubuntu 24.04 has a newer clang, with its runtime under that version's name.
+if ! apt-cache show libclang-rt-14-dev >/dev/null 2>&1 && [ -r /etc/os-release ]; then
+  . /etc/os-release
+  case "${ID:-}:${VERSION_ID:-}" in
+    ubuntu:24.*) packages=("${packages[@]/libclang-rt-14-dev/libclang-rt-18-dev}") ;;
+  esac
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)
+  [ "$status" = installed ] || missing+=("$package")
+done
+
+if [ ${#missing[@]} -eq 0 ]; then
+  echo "install-deps: everything is installed"
+  exit 0
+fi
+
+sudo=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || { echo "install-deps: not root, and no sudo: install by hand: ${missing[*]}" >&2; exit 1; }
+  sudo=(sudo)
+fi
+
+echo "install-deps: installing ${#missing[@]} packages: ${missing[*]}"
+"${sudo[@]}" apt-get update -qq
+"${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+echo "install-deps: done"

@@ -1,0 +1,49 @@
+// Every backend of this build, in an explicit order, best first; `reference` last, which is never
+// chosen silently.
+#ifndef ATTND_KERNELS_REGISTRY_H_
+#define ATTND_KERNELS_REGISTRY_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "kernels/backend.h"
+
+namespace attnd::kernels {
+
+struct BackendOptions {
+  // Threads of a CPU backend, the caller's included; 0: one per processor that this process may
+  // use.
+  int threads = 0;
+};
+
+struct BackendEntry {
+  const char* name;
+  // OK where this machine can run it; otherwise FAILED_PRECONDITION saying what is missing.
+  absl::Status (*available)();
+  std::unique_ptr<Backend> (*create)(const BackendOptions& options);
+};
+
+absl::Span<const BackendEntry> BackendEntries();
+
+struct ChosenBackend {
+  std::unique_ptr<Backend> backend;
+  // For the log: "first available", "forced by ATTND_BACKEND".
+  std::string reason;
+};
+
+// `name`, or if it is empty the environment's ATTND_BACKEND, or if that is unset the first
+// available entry other than the reference. NOT_FOUND for a name that is not in the list (the
+// message lists them), FAILED_PRECONDITION for one that this machine cannot run.
+absl::StatusOr<ChosenBackend> ChooseBackend(absl::string_view name, const BackendOptions& options);
+
+// Processors that this process may run on: the affinity mask and the cgroup's CPU quota, at
+// least 1.
+int UsableProcessors();
+
+}  // namespace attnd::kernels
+
+#endif  // ATTND_KERNELS_REGISTRY_H_

@@ -1,0 +1,44 @@
+// The thread that drives one device: takes batches, gives each its memory, runs the stages, and
+// ends every job.
+#ifndef ATTND_SERVER_EXECUTOR_EXECUTOR_H_
+#define ATTND_SERVER_EXECUTOR_EXECUTOR_H_
+
+#include <functional>
+#include <memory>
+
+#include "server/clock.h"
+#include "server/executor/device.h"
+#include "server/memory/buffer_pool.h"
+#include "server/metrics/metrics.h"
+#include "server/scheduler/scheduler.h"
+
+namespace attnd::server {
+
+struct ExecutorOptions {
+  // Called once, on the executor's thread, when the device is lost: the server turns NOT_SERVING
+  // and exits non-zero.
+  std::function<void(const absl::Status&)> on_device_lost;
+};
+
+// Between two stages, cancelled jobs end as CANCELLED and expired ones as DEADLINE_EXCEEDED; the
+// rest goes on. A stage that fails ends every job of the batch with its status; INTERNAL also stops
+// the scheduler (UNAVAILABLE for the queue) and calls on_device_lost. When the pool has no room for
+// an answer, the job waits (its deadline and cancellation still count) until something is given
+// back.
+class Executor {
+ public:
+  // All pointers outlive the executor. Starts the thread.
+  Executor(const ExecutorOptions& options, Scheduler* scheduler, Device* device, BufferPool* pool,
+           Clock* clock, Metrics* metrics);
+  // Waits for the thread, which ends when the scheduler hands out nothing more (Drain or Stop come
+  // first).
+  ~Executor();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace attnd::server
+
+#endif  // ATTND_SERVER_EXECUTOR_EXECUTOR_H_

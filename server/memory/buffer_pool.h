@@ -1,0 +1,61 @@
+// Bounded host memory for payloads and answers.
+#ifndef ATTND_SERVER_MEMORY_BUFFER_POOL_H_
+#define ATTND_SERVER_MEMORY_BUFFER_POOL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+namespace attnd::server {
+
+class BufferPool;
+
+// Owns bytes of a pool, aligned to 64; gives them back when destroyed. Movable, not copyable. May
+// outlive no pool: the pool's state stays until its last buffer is gone. Empty buffers (size 0) are
+// valid and cost nothing.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  ~Buffer();
+
+  unsigned char* data() const { return data_; }
+  int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  friend class BufferPool;
+  struct State;
+  std::shared_ptr<State> state_;
+  unsigned char* data_ = nullptr;
+  int64_t size_bytes_ = 0;
+  int64_t block_bytes_ = 0;
+};
+
+// Blocks are kept for reuse up to the budget, so that a steady load touches no fresh page.
+// Thread-safe.
+class BufferPool {
+ public:
+  // At most `budget_bytes` are out at once, rounded-up block sizes counted; kept blocks are freed
+  // before a new one would pass the budget.
+  explicit BufferPool(int64_t budget_bytes);
+  ~BufferPool();
+
+  // RESOURCE_EXHAUSTED when the budget is out (try again when something is given back),
+  // INVALID_ARGUMENT when the size can never fit. The bytes are not initialised.
+  absl::StatusOr<Buffer> Allocate(int64_t size_bytes);
+
+  int64_t budget_bytes() const;
+  // Out now; kept for reuse.
+  int64_t used_bytes() const;
+  int64_t kept_bytes() const;
+
+ private:
+  std::shared_ptr<Buffer::State> state_;
+};
+
+}  // namespace attnd::server
+
+#endif  // ATTND_SERVER_MEMORY_BUFFER_POOL_H_

@@ -1,0 +1,102 @@
+// What passes between the stages of a call:
+//
+//   bytes -> wire::Decode -> Request -> Scheduler -> Batch -> Executor -> Answer -> wire::Encode ->
+//   bytes
+#ifndef ATTND_SERVER_REQUEST_H_
+#define ATTND_SERVER_REQUEST_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/types/optional.h"
+#include "kernels/attention.h"
+#include "server/clock.h"
+#include "server/memory/buffer_pool.h"
+
+namespace attnd::server {
+
+// Who calls: from the connection, never from the message.
+struct Caller {
+  std::string tenant = "default";
+  absl::optional<uint32_t> uid;  // known on a Unix socket with credentials only
+  bool is_local = false;         // same host: loopback or a Unix socket
+};
+
+// One problem of a request, its tensors as offsets in elements into the request's buffers (and the
+// answer's), so that whoever binds it to memory chooses the memory.
+struct ProblemSlot {
+  kernels::AttentionProblem problem;
+  int64_t q_offset_elems = 0;
+  int64_t k_offset_elems = 0;
+  int64_t v_offset_elems = 0;
+  int64_t o_offset_elems = 0;
+  int64_t lse_offset_elems = 0;
+  kernels::Strides q_strides;
+  kernels::Strides k_strides;
+  kernels::Strides v_strides;
+  kernels::Strides o_strides;
+  int64_t lse_batch_stride = 0;
+  int64_t lse_head_stride = 0;
+};
+
+// The answer's tensors, as they go on the wire.
+struct OutputSpec {
+  kernels::DType dtype = kernels::DType::kF32;
+  std::vector<int64_t> o_shape;
+  int64_t o_bytes = 0;
+  bool want_lse = false;
+  std::vector<int64_t> lse_shape;
+  int64_t lse_bytes = 0;  // 0 unless wanted
+};
+
+// Immutable once decoded; everything in it has been checked. Owns its bytes.
+struct Request {
+  std::string request_id;
+  Caller caller;
+  int priority = 0;
+  TimePoint arrival{};
+  TimePoint deadline = kNever;
+
+  // One for a dense request, one a sequence for a packed one; none for a packed request without
+  // sequences.
+  std::vector<ProblemSlot> problems;
+  Buffer q;
+  Buffer k;
+  Buffer v;
+  std::vector<float> alibi_slopes;
+  OutputSpec output;
+
+  int64_t payload_bytes() const { return q.size_bytes() + k.size_bytes() + v.size_bytes(); }
+  int64_t answer_bytes() const { return output.o_bytes + output.lse_bytes; }
+};
+
+// Microseconds; what proto Timing says of each.
+struct Timing {
+  int64_t queue_us = 0;
+  int64_t upload_us = 0;
+  int64_t run_us = 0;
+  int64_t download_us = 0;
+  int64_t total_us = 0;
+};
+
+// Owns the answer's bytes, exactly output.o_bytes and output.lse_bytes of them.
+struct Answer {
+  Buffer o;
+  Buffer lse;
+  Timing timing;
+  std::string backend;
+  std::string kernel;  // of the request's first problem
+  std::string device;
+  uint64_t batch_id = 0;
+  int64_t batch_size = 0;  // requests that ran together
+};
+
+// The slot's problem on host memory: inputs in the request's buffers, outputs at `o` and `lse`
+// (null if not wanted). The plan is left for the backend to fill in.
+kernels::AttentionArgs BindToHost(const Request& request, const ProblemSlot& slot, const Buffer& o,
+                                  const Buffer& lse);
+
+}  // namespace attnd::server
+
+#endif  // ATTND_SERVER_REQUEST_H_
