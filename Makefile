@@ -1,0 +1,43 @@
+# Thin: every target is one or two commands that can be typed by hand.
+PRESET ?= release
+BUILD := build/$(PRESET)
+
+.PHONY: demo test build deps asan tsan fuzz tidy format container clean
+
+demo: build
+	deploy/demo.sh $(BUILD)/bin
+
+test: build
+	ctest --preset $(PRESET)
+
+build: deps
+	cmake --preset $(PRESET)
+	cmake --build --preset $(PRESET)
+
+deps:
+	deploy/install-deps.sh
+
+asan tsan: deps
+	cmake --preset $@
+	cmake --build --preset $@
+	ctest --preset $@
+
+# Ten minutes of the decoder's fuzzer; FUZZ_SECONDS=60 make fuzz for less.
+FUZZ_SECONDS ?= 600
+fuzz: deps
+	cmake --preset asan
+	cmake --build --preset asan --target decode_fuzzer
+	mkdir -p build/fuzz-corpus
+	build/asan/bin/decode_fuzzer -max_total_time=$(FUZZ_SECONDS) build/fuzz-corpus tests/fuzz/corpus
+
+tidy: build
+	run-clang-tidy -quiet -p $(BUILD) '$(CURDIR)/(kernels|server|client|tests)/.*\.cc$$'
+
+format:
+	git ls-files '*.h' '*.cc' | xargs clang-format -i
+
+container:
+	deploy/container_test.sh
+
+clean:
+	rm -rf build
