@@ -28,6 +28,7 @@ class ReceivePermit {
  private:
   friend class ReceiveBudget;
   struct State;
+  ReceivePermit(std::shared_ptr<State> state, int64_t size_bytes);
   std::shared_ptr<State> state_;
   int64_t size_bytes_ = 0;
 };
@@ -35,15 +36,19 @@ class ReceivePermit {
 // First come, first served: a large call is not passed by small ones for ever. Thread-safe.
 class ReceiveBudget {
  public:
+  // Called with no lock held; may itself acquire, cancel, and give permits back. One waiting call
+  // is told at a time, in order.
   using Granted = std::function<void(ReceivePermit)>;
 
   ReceiveBudget(int64_t budget_bytes, int64_t max_waiting);
+  // Calls that still wait are dropped: their `granted` is never called.
   ~ReceiveBudget();
 
-  // Calls `granted` with the permit, on this thread if there is room now, otherwise on the thread
-  // that gives enough back. Returns a ticket for Cancel (0 if granted at once). INVALID_ARGUMENT if
-  // the size can never fit; RESOURCE_EXHAUSTED if max_waiting calls wait already; `granted` is then
-  // not called.
+  // Calls `granted` with the permit, on this thread if there is room now, otherwise on a thread
+  // that makes room (by giving a permit back, or by cancelling a larger call ahead). `*ticket` is
+  // what Cancel takes (0 if granted at once); it is written before `granted` can be called
+  // elsewhere. INVALID_ARGUMENT if the size can never fit; RESOURCE_EXHAUSTED if max_waiting calls
+  // wait already; `granted` is then not called.
   absl::Status Acquire(int64_t size_bytes, Granted granted, uint64_t* ticket);
 
   // True if the waiting call was taken out: `granted` will not be called. False if it was, is

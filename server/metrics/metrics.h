@@ -14,19 +14,33 @@
 
 namespace attnd::server {
 
-// Thread-safe. Names, as Prometheus sees them:
-//   attnd_requests_received_total                          calls whose message has begun to be read
-//   attnd_requests_finished_total{code,stage}              every call ends in exactly one of these
-//   attnd_stage_seconds{stage}                             queue, upload, run, download, total
-//   (histograms) attnd_kernel_run_seconds{kernel}                       run time of batches by
-//   kernel (at most 256 names, then "other") attnd_batch_requests requests a batch (histogram)
-//   attnd_received_bytes_total, attnd_sent_bytes_total     payload
-//   attnd_retry_pushback_total                             refusals that told the caller when to
-//   come again gauges, read when scraped: attnd_queue_requests, attnd_queue_bytes,
-//   attnd_receive_budget_bytes, attnd_receive_used_bytes, attnd_receive_waiting_requests,
-//   attnd_pool_used_bytes, attnd_pool_kept_bytes, attnd_serving attnd_build_info{version,backend} 1
+// Names, as Prometheus sees them:
+//
+//   counters
+//   attnd_requests_received_total               calls whose message has begun to be read
+//   attnd_requests_finished_total{code,stage}   every call ends in exactly one of these
+//   attnd_received_bytes_total                  payload
+//   attnd_sent_bytes_total                      payload
+//   attnd_retry_pushback_total                  refusals that told the caller when to come again
+//
+//   histograms
+//   attnd_stage_seconds{stage}                  queue, upload, run, download, total
+//   attnd_kernel_run_seconds{kernel}            run time of batches by kernel; at most
+//                                               kMaxKernelNames names, then "other"
+//   attnd_batch_requests                        requests a batch
+//
+//   gauges, read when scraped
+//   attnd_queue_requests, attnd_queue_bytes, attnd_receive_budget_bytes, attnd_receive_used_bytes,
+//   attnd_receive_waiting_requests, attnd_pool_used_bytes, attnd_pool_kept_bytes, attnd_serving
+//   attnd_build_info{version,backend} 1
+//
+// Thread-safe.
 class Metrics {
  public:
+  // A backend has 45 kernels (3 dtypes, 5 head_dim classes, 3 families) and a server two backends
+  // at most. Each costs 16 series, so that these are 1,552 of the 2,000.
+  static constexpr int64_t kMaxKernelNames = 96;
+
   Metrics();
   ~Metrics();
 
@@ -36,11 +50,14 @@ class Metrics {
   void CountPushback();
   void ObserveTiming(const Timing& timing);
   void ObserveBatch(int64_t requests);
+  // A name that is not of the form [a-z0-9_]{1,64} counts as "other".
   void ObserveKernel(absl::string_view kernel, double run_seconds);
+  // The latest call counts.
   void SetBuildInfo(absl::string_view version, absl::string_view backend);
 
-  // A value that is asked for at each scrape. `name` is one of the gauges above. The function must
-  // be callable until RemoveGauges().
+  // A value that is asked for at each scrape. `name` is one of the gauges above; added again, it
+  // replaces the first. The function is called with a lock of this class held, so it must not call
+  // back, and must be callable until RemoveGauges() returns.
   void AddGauge(absl::string_view name, absl::string_view help, std::function<double()> value);
   void RemoveGauges();
 

@@ -1,0 +1,222 @@
+#include "server/scheduler/scheduler.h"
+
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "server/scheduler/batch_queue.h"
+#include "server/scheduler/service_estimate.h"
+
+namespace attnd::server {
+namespace {
+
+constexpr char kRetryPushbackUrl[] = "attnd.v1/grpc-retry-pushback-ms";
+
+void FinishAll(const std::vector<JobPtr>& jobs, const absl::Status& status) {
+  for (const JobPtr& job : jobs) job->Finish(status, Stage::kQueue);
+}
+
+void FinishExpired(const std::vector<JobPtr>& jobs) {
+  if (jobs.empty()) return;
+  FinishAll(jobs, absl::DeadlineExceededError("the deadline passed while the request was queued"));
+}
+
+}  // namespace
+
+// Jobs leave the queue under the mutex and are finished after it, so whoever takes one out is the
+// one who ends it.
+class Scheduler::Impl {
+ public:
+  Impl(const SchedulerOptions& options, Clock* clock, Metrics* metrics)
+      : clock_(clock), metrics_(metrics), queue_(options), reaper_([this] { Reap(); }) {}
+
+  ~Impl() {
+    Stop(absl::UnavailableError("the server is shutting down"));
+    {
+      MutexLock lock(mutex_);
+      ending_ = true;
+      earlier_deadline_.NotifyAll();
+    }
+    reaper_.join();
+  }
+
+  absl::Status Submit(JobPtr job) {
+    MutexLock lock(mutex_);
+    if (!refusal_.ok()) return refusal_;
+    absl::Status status = queue_.Admit(*job, clock_->Now());
+    if (absl::IsResourceExhausted(status) && !RetryPushbackMs(status).has_value()) {
+      SetRetryPushbackMs(status, estimate_.PushbackMs(queue_.requests()));
+      metrics_->CountPushback();
+    }
+    if (!status.ok()) return status;
+    const TimePoint due_before = queue_.BatchDue();
+    const TimePoint deadline_before = queue_.EarliestDeadline();
+    queue_.Add(std::move(job));
+    WakeFor(due_before, deadline_before);
+    return absl::OkStatus();
+  }
+
+  void Requeue(const std::vector<JobPtr>& jobs) {
+    std::vector<JobPtr> cancelled;
+    std::vector<JobPtr> stopped;
+    absl::Status stop_status;
+    {
+      MutexLock lock(mutex_);
+      std::vector<JobPtr> kept;
+      for (const JobPtr& job : jobs) {
+        (job->cancelled() ? cancelled : stopped_ ? stopped : kept).push_back(job);
+      }
+      stop_status = refusal_;
+      estimate_.Discard();
+      const TimePoint due_before = queue_.BatchDue();
+      const TimePoint deadline_before = queue_.EarliestDeadline();
+      queue_.AddBack(kept);
+      WakeFor(due_before, deadline_before);
+    }
+    FinishAll(cancelled, absl::CancelledError("the caller cancelled"));
+    FinishAll(stopped, stop_status);
+  }
+
+  absl::optional<Batch> NextBatch() {
+    {
+      MutexLock lock(mutex_);
+      estimate_.Asked(clock_->Now());
+    }
+    for (;;) {
+      std::vector<JobPtr> expired;
+      {
+        MutexLock lock(mutex_);
+        const TimePoint now = clock_->Now();
+        expired = queue_.TakeExpired(now);
+        if (expired.empty()) {
+          const bool draining = !refusal_.ok();
+          if (draining && queue_.empty()) return absl::nullopt;
+          if (draining || queue_.BatchDue() <= now) return TakeBatch(now);
+          clock_->WaitUntil(batch_due_, mutex_, queue_.BatchDue());
+        }
+      }
+      FinishExpired(expired);
+    }
+  }
+
+  void Cancel(const JobPtr& job) {
+    // Before the lock: Submit looks at it under the lock, so either it sees this or we find the
+    // job.
+    job->RequestCancel();
+    JobPtr queued;
+    {
+      MutexLock lock(mutex_);
+      queued = queue_.Remove(*job);
+    }
+    if (queued != nullptr) {
+      queued->Finish(absl::CancelledError("the caller cancelled"), Stage::kQueue);
+    }
+  }
+
+  void Drain() {
+    MutexLock lock(mutex_);
+    if (refusal_.ok()) refusal_ = absl::UnavailableError("the server is draining");
+    batch_due_.NotifyAll();
+  }
+
+  void Stop(const absl::Status& status) {
+    std::vector<JobPtr> queued;
+    {
+      MutexLock lock(mutex_);
+      if (!stopped_) refusal_ = status;
+      stopped_ = true;
+      queued = queue_.TakeAll();
+      batch_due_.NotifyAll();
+    }
+    FinishAll(queued, status);
+  }
+
+  int64_t queued_requests() const {
+    MutexLock lock(mutex_);
+    return queue_.requests();
+  }
+
+  int64_t queued_bytes() const {
+    MutexLock lock(mutex_);
+    return queue_.bytes();
+  }
+
+ private:
+  // Wakes whoever waits for a time that is now earlier.
+  void WakeFor(TimePoint due_before, TimePoint deadline_before)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (queue_.BatchDue() < due_before) batch_due_.NotifyAll();
+    if (queue_.EarliestDeadline() < deadline_before) earlier_deadline_.NotifyAll();
+  }
+
+  Batch TakeBatch(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Batch batch;
+    batch.id = ++last_batch_id_;
+    batch.jobs = queue_.TakeBatch(now);
+    estimate_.HandedOut(now, static_cast<int64_t>(batch.jobs.size()));
+    return batch;
+  }
+
+  // The reaper's thread: ends requests at their deadlines though every executor is busy.
+  void Reap() {
+    for (;;) {
+      std::vector<JobPtr> expired;
+      {
+        MutexLock lock(mutex_);
+        if (ending_) return;
+        expired = queue_.TakeExpired(clock_->Now());
+        if (expired.empty()) {
+          clock_->WaitUntil(earlier_deadline_, mutex_, queue_.EarliestDeadline());
+        }
+      }
+      FinishExpired(expired);
+    }
+  }
+
+  Clock* const clock_;
+  Metrics* const metrics_;
+
+  mutable Mutex mutex_;
+  CondVar batch_due_;         // a batch may be due earlier than it was
+  CondVar earlier_deadline_;  // the reaper must wake earlier than it meant to
+  BatchQueue queue_ ABSL_GUARDED_BY(mutex_);
+  ServiceEstimate estimate_ ABSL_GUARDED_BY(mutex_);
+  absl::Status refusal_ ABSL_GUARDED_BY(mutex_);  // OK: open; else what Submit returns
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t last_batch_id_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  std::thread reaper_;  // last: starts when the rest is there
+};
+
+Scheduler::Scheduler(const SchedulerOptions& options, Clock* clock, Metrics* metrics)
+    : impl_(std::make_unique<Impl>(options, clock, metrics)) {}
+
+Scheduler::~Scheduler() = default;
+
+absl::Status Scheduler::Submit(JobPtr job) { return impl_->Submit(std::move(job)); }
+absl::optional<Batch> Scheduler::NextBatch() { return impl_->NextBatch(); }
+void Scheduler::Requeue(const std::vector<JobPtr>& jobs) { impl_->Requeue(jobs); }
+void Scheduler::Cancel(const JobPtr& job) { impl_->Cancel(job); }
+void Scheduler::Drain() { impl_->Drain(); }
+void Scheduler::Stop(const absl::Status& status) { impl_->Stop(status); }
+int64_t Scheduler::queued_requests() const { return impl_->queued_requests(); }
+int64_t Scheduler::queued_bytes() const { return impl_->queued_bytes(); }
+
+void SetRetryPushbackMs(absl::Status& status, int64_t pushback_ms) {
+  status.SetPayload(kRetryPushbackUrl, absl::Cord(absl::StrCat(pushback_ms)));
+}
+
+absl::optional<int64_t> RetryPushbackMs(const absl::Status& status) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(kRetryPushbackUrl);
+  int64_t pushback_ms = 0;
+  if (!payload.has_value() || !absl::SimpleAtoi(std::string(*payload), &pushback_ms)) {
+    return absl::nullopt;
+  }
+  return pushback_ms;
+}
+
+}  // namespace attnd::server

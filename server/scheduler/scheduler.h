@@ -33,29 +33,41 @@ struct Batch {
 };
 
 // A request's life here: Submit takes it or refuses it; it then waits until it is handed out in a
-// batch, cancelled, or past its deadline, whichever comes first. Order: priority (0 first), then
-// deadline, then arrival.
+// batch, cancelled, or past its deadline, whichever comes first. BatchQueue (batch_queue.h) is the
+// rule by which requests are ordered, aged, refused and batched.
 //
 // A batch closes when an executor asks for one and the queue can fill it, or the oldest request has
-// waited max_batch_delay_us; a request larger than the limits of a batch runs alone.
+// waited max_batch_delay_us since its arrival (an arrival during a running batch neither waits for
+// that batch's end nor restarts the delay), or the scheduler drains; a request larger than the
+// limits of a batch runs alone.
 //
-// Refused: RESOURCE_EXHAUSTED when the queue is full (with GrpcRetryPushback, see below),
-// UNAVAILABLE after Drain(). Expired in the queue: finished with DEADLINE_EXCEEDED at its deadline,
-// whether an executor is busy or not, by a thread of the scheduler. Cancelled: finished with
-// CANCELLED at once. A refused job is not finished: its owner does that.
+// Refused: RESOURCE_EXHAUSTED when the queue is full (naming the limit; the status carries a retry
+// pushback, see below: 1..1000 ms, about when the queue will have run, or -1 for a request that can
+// never fit), DEADLINE_EXCEEDED when its deadline has passed, CANCELLED when RequestCancel came
+// first, UNAVAILABLE after Drain() or Stop(). Expired in the queue: finished with DEADLINE_EXCEEDED
+// at its deadline, whether an executor is busy or not, by a thread of the scheduler. Cancelled:
+// finished with CANCELLED at once. A refused job is not finished: its owner does that.
+//
+// Counts refusals with a pushback >= 0 (Metrics::CountPushback); how calls finish is counted by
+// their owner.
 //
 // Thread-safe. Jobs are finished with no lock held.
 class Scheduler {
  public:
   // `clock` and `metrics` outlive the scheduler.
   Scheduler(const SchedulerOptions& options, Clock* clock, Metrics* metrics);
-  // Finishes what is still queued with UNAVAILABLE.
+  // Finishes what is still queued with UNAVAILABLE. No other call may be running: executors end
+  // first.
   ~Scheduler();
 
   absl::Status Submit(JobPtr job);
 
   // Waits for the next batch; nullopt once drained and empty, or stopped. Called by executors.
   absl::optional<Batch> NextBatch();
+
+  // Takes back, to their old places, jobs of a batch that could not start. They count against the
+  // queue's limits but are not refused for them; after Stop(), or cancelled, they are finished.
+  void Requeue(const std::vector<JobPtr>& jobs);
 
   // Takes a queued job out and finishes it with CANCELLED; a running one is marked and ends at its
   // next stage.
@@ -65,8 +77,8 @@ class Scheduler {
   // queue is empty.
   void Drain();
 
-  // Like Drain, and everything queued is finished with `status` now. Executors stop after what they
-  // hold.
+  // Like Drain, and everything queued is finished with `status` now, which is also what later
+  // Submits return. Executors stop after what they hold. Only the first Stop counts.
   void Stop(const absl::Status& status);
 
   int64_t queued_requests() const;
