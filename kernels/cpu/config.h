@@ -1,0 +1,64 @@
+// Tile sizes of the CPU kernel, and why.
+//
+// Vectors run along query rows: a register holds one value of W rows (W = 16, 8, 4 floats), Q and O
+// are kept transposed, and elements of K and V are broadcast. So K and V need no transposing, the
+// softmax has no horizontal steps, and each row is a lane that never meets another.
+#ifndef ATTND_KERNELS_CPU_CONFIG_H_
+#define ATTND_KERNELS_CPU_CONFIG_H_
+
+#include <cstdint>
+
+namespace attnd::kernels::cpu {
+
+inline constexpr int64_t kMinL1Bytes = 32 * 1024;   // per core: Haswell, Zen, Neoverse N1 and later
+inline constexpr int64_t kMinL2Bytes = 512 * 1024;  // Zen; Skylake-SP has 1 MiB, Neoverse N1 1 MiB
+
+// Keys of a K/V tile. P.V of a tile is summed on its own before it is added to O, so 64 is also the
+// length of the longest fp32 sum over keys.
+inline constexpr int64_t kKvTile = 64;
+
+// The micro-kernel multiplies kRowVectors vectors of rows by kColumns broadcast elements and holds
+// kRowVectors * kColumns sums in registers: at least 8 of them, as two FMA units of latency 4 need.
+// kQTile, the query rows of a task, is a whole number of such blocks near 128. Each K/V tile is
+// converted to fp32 once a task: next to 2 * 128 multiply-adds per converted element that costs a
+// few percent. More rows would leave short problems with fewer tasks than threads.
+//   AVX-512: 2 x 8 = 16 sums + 2 operands + 1 broadcast of 32 registers; 10 loads for 16 FMAs.
+//   AVX2:    3 x 4 = 12 sums + 3 operands + 1 broadcast of 16 registers;  7 loads for 12 FMAs.
+//   128 bit: 2 x 4 =  8 sums + 2 operands + 1 broadcast + 1 product (SSE2 has no FMA) of 16.
+template <int kVectorBytes>
+struct MicroTile;
+template <>
+struct MicroTile<64> {
+  static constexpr int kRowVectors = 2;
+  static constexpr int kColumns = 8;
+  static constexpr int64_t kQTile = 128;
+};
+template <>
+struct MicroTile<32> {
+  static constexpr int kRowVectors = 3;
+  static constexpr int kColumns = 4;
+  static constexpr int64_t kQTile = 120;
+};
+template <>
+struct MicroTile<16> {
+  static constexpr int kRowVectors = 2;
+  static constexpr int kColumns = 4;
+  static constexpr int64_t kQTile = 128;
+};
+
+// Rows of K and V in scratch are padded to whole cache lines plus one: a row stride of a power of
+// two would put the 64 rows of a tile into few sets of the L1.
+inline constexpr int64_t kCacheLineElems = 16;
+constexpr int64_t KvRowElems(int64_t head_dim) {
+  return (head_dim + kCacheLineElems - 1) / kCacheLineElems * kCacheLineElems + kCacheLineElems;
+}
+
+// At head_dim 128 a row block's Q (16 KiB at most, 32 rows) and scores (8 KiB) stay in the L1 while
+// K and V pass through it once.
+static_assert((128 + kKvTile) * 32 * 4 <= kMinL1Bytes);
+// At head_dim 256 a task's K and V tiles, Q and O together stay in the L2.
+static_assert((2 * kKvTile * KvRowElems(256) + 2 * 128 * 256) * 4 <= kMinL2Bytes);
+
+}  // namespace attnd::kernels::cpu
+
+#endif  // ATTND_KERNELS_CPU_CONFIG_H_

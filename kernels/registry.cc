@@ -1,0 +1,60 @@
+#include "kernels/registry.h"
+
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/reference/reference.h"
+
+namespace attnd::kernels {
+namespace {
+
+constexpr absl::string_view kReference = "reference";
+
+absl::Status Always() { return absl::OkStatus(); }
+
+constexpr BackendEntry kEntries[] = {
+#if defined(__x86_64__)
+    {"cpu_avx512", &cpu::Avx512Available, &cpu::CreateAvx512},
+    {"cpu_avx2", &cpu::Avx2Available, &cpu::CreateAvx2},
+#endif
+    {"cpu_portable", &Always, &cpu::CreatePortable},
+    {"reference", &Always, &CreateReference},
+};
+
+absl::StatusOr<ChosenBackend> Force(absl::string_view name, absl::string_view by,
+                                    const BackendOptions& options) {
+  for (const BackendEntry& entry : kEntries) {
+    if (entry.name != name) continue;
+    if (absl::Status status = entry.available(); !status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("backend ", name, ", forced by ", by, ": ",
+                                                      status.message()));
+    }
+    return ChosenBackend{entry.create(options), absl::StrCat("forced by ", by)};
+  }
+  const auto append_name = [](std::string* out, const BackendEntry& entry) {
+    absl::StrAppend(out, entry.name);
+  };
+  return absl::NotFoundError(absl::StrCat("backend \"", name, "\", forced by ", by,
+                                          ", does not exist; this build has ",
+                                          absl::StrJoin(kEntries, ", ", append_name)));
+}
+
+}  // namespace
+
+absl::Span<const BackendEntry> BackendEntries() { return kEntries; }
+
+absl::StatusOr<ChosenBackend> ChooseBackend(absl::string_view name, const BackendOptions& options) {
+  if (!name.empty()) return Force(name, "name", options);
+  const char* variable = std::getenv("ATTND_BACKEND");
+  if (variable != nullptr && *variable != '\0') return Force(variable, "ATTND_BACKEND", options);
+  for (const BackendEntry& entry : kEntries) {
+    if (entry.name != kReference && entry.available().ok()) {
+      return ChosenBackend{entry.create(options), "first available"};
+    }
+  }
+  return absl::FailedPreconditionError("no backend of this build runs on this machine");
+}
+
+}  // namespace attnd::kernels
