@@ -1,0 +1,113 @@
+// attnd: exact attention as a service.
+#include <malloc.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <future>
+#include <iostream>
+#include <mutex>
+
+#include "absl/status/status.h"
+#include "server/flags.h"
+#include "server/listen_address.h"
+#include "server/log.h"
+#include "server/probe.h"
+#include "server/server.h"
+#include "server/signals.h"
+
+namespace attnd::server {
+namespace {
+
+enum ExitStatus { kClean = 0, kNotStarted = 1, kCallsCut = 3, kDeviceLost = 4 };
+
+// Page faults cost more than anything else that is done with a large message: memory that gRPC has
+// touched is kept, and few arenas keep it. The bounds are those of the receive budget, not
+// malloc's.
+void TuneMalloc() {
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  mallopt(M_TOP_PAD, 64 << 20);
+  mallopt(M_ARENA_MAX, 2);
+}
+
+int Fail(const absl::Status& status, int exit_status) {
+  std::cerr << "attnd: " << status.message() << std::endl;
+  return exit_status;
+}
+
+int RunProbe(const std::string& listen) {
+  const absl::StatusOr<ListenAddress> address = ParseListenAddress(listen);
+  const absl::Status status = address.ok() ? Probe(*address) : address.status();
+  return status.ok() ? kClean : Fail(status, kNotStarted);
+}
+
+// Whole or not at all: whoever waits for the file never sees half of it.
+absl::Status WritePortFile(const std::string& path, const Server& server) {
+  const std::string unfinished = path + ".new";
+  std::ofstream file(unfinished);
+  file << server.port() << "\n" << server.http_port() << "\n";
+  file.close();
+  if (!file || std::rename(unfinished.c_str(), path.c_str()) != 0) {
+    return absl::UnavailableError("--port_file=" + path + ": cannot be written");
+  }
+  return absl::OkStatus();
+}
+
+// Why the server leaves; the first reason counts.
+class Departure {
+ public:
+  void Begin(ExitStatus status) {
+    std::call_once(once_, [&] { begun_.set_value(status); });
+  }
+  ExitStatus Wait() { return begun_.get_future().get(); }
+
+ private:
+  std::once_flag once_;
+  std::promise<ExitStatus> begun_;
+};
+
+int Serve(const CommandLine& line, Signals& signals) {
+  Departure departure;
+  auto server = Server::Start(line.server, nullptr,
+                              [&](const absl::Status&) { departure.Begin(kDeviceLost); });
+  if (!server.ok()) return Fail(server.status(), kNotStarted);
+  signals.Listen([&](int) { departure.Begin(kClean); });
+  LogEvent(LogLevel::kInfo, "ready",
+           {{"version", ATTND_VERSION},
+            {"listen", line.server.listen},
+            {"port", (*server)->port()},
+            {"http_port", (*server)->http_port()},
+            {"device", (*server)->device().name},
+            {"backend", (*server)->device().backend},
+            {"reason", (*server)->device().backend_reason}});
+  if (!line.port_file.empty()) {
+    const absl::Status status = WritePortFile(line.port_file, **server);
+    if (!status.ok()) return Fail(status, kNotStarted);
+  }
+  const ExitStatus why = departure.Wait();
+  if (!(*server)->Drain()) {
+    // What still runs cannot be interrupted; it ends with the process.
+    _exit(why == kClean ? kCallsCut : why);
+  }
+  server->reset();
+  LogEvent(LogLevel::kInfo, "stopped", {{"exit_status", why}});
+  return why;
+}
+
+int Main(int argc, char** argv) {
+  Signals signals;
+  TuneMalloc();
+  const absl::StatusOr<CommandLine> line = ParseCommandLine(argc, argv);
+  if (!line.ok()) return Fail(line.status(), kBadFlagsExit);
+  if (line->probe) return RunProbe(line->server.listen);
+  if (absl::Status status = SetUpLog(line->log_level); !status.ok()) {
+    return Fail(status, kBadFlagsExit);
+  }
+  return Serve(*line, signals);
+}
+
+}  // namespace
+}  // namespace attnd::server
+
+int main(int argc, char** argv) { return attnd::server::Main(argc, argv); }

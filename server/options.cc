@@ -1,0 +1,92 @@
+#include "server/options.h"
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "server/listen_address.h"
+
+namespace attnd::server {
+namespace {
+
+constexpr int64_t kMaxThreads = 1024;
+constexpr int64_t kMaxCount = 1'000'000;
+constexpr int64_t kMaxBytes = int64_t{1} << 50;
+constexpr int64_t kMaxMs = int64_t{24} * 3600 * 1000;
+
+absl::Status Invalid(absl::string_view flag, const absl::AlphaNum& value,
+                     const absl::AlphaNum& why) {
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", value, ": ", why));
+}
+
+absl::Status CheckAddress(absl::string_view flag, const std::string& text, bool insecure,
+                          bool may_be_unix) {
+  const absl::StatusOr<ListenAddress> address = ParseListenAddress(text);
+  if (!address.ok()) return Invalid(flag, text, address.status().message());
+  if (address->is_unix() && !may_be_unix) return Invalid(flag, text, "must be host:port");
+  if (!address->is_loopback && !insecure) {
+    return Invalid(flag, text,
+                   "not a loopback address: anybody who reaches it could use this server, unseen "
+                   "and unchecked (there is no TLS); --insecure_listen allows it");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRanges(const ServerOptions& options) {
+  const struct {
+    absl::string_view flag;
+    int64_t value;
+    int64_t min;
+    int64_t max;
+  } ranges[] = {
+      {"threads", options.threads, 0, kMaxThreads},
+      {"max_queue_requests", options.scheduler.max_queue_requests, 1, kMaxCount},
+      {"max_queue_bytes", options.scheduler.max_queue_bytes, 1, kMaxBytes},
+      {"max_batch_problems", options.scheduler.max_batch_problems, 1, kMaxCount},
+      {"max_batch_bytes", options.scheduler.max_batch_bytes, 1, kMaxBytes},
+      {"max_batch_delay_us", options.scheduler.max_batch_delay_us, 0, kMaxMs * 1000},
+      {"max_unary_bytes", options.max_unary_bytes, 1, kMaxUnaryBytes},
+      {"receive_bytes", options.receive_bytes, 1, kMaxBytes},
+      {"arena_bytes", options.arena_bytes, 1, kMaxBytes},
+      {"drain_delay_ms", options.drain_delay_ms, 0, kMaxMs},
+      {"drain_timeout_ms", options.drain_timeout_ms, 0, kMaxMs},
+      {"default_deadline_ms", options.default_deadline_ms, 0, kMaxMs},
+  };
+  for (const auto& range : ranges) {
+    if (range.value < range.min || range.value > range.max) {
+      return Invalid(range.flag, range.value,
+                     absl::StrCat("must be ", range.min, " to ", range.max));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Validate(const ServerOptions& options) {
+  if (absl::Status status =
+          CheckAddress("listen", options.listen, options.insecure_listen, /*may_be_unix=*/true);
+      !status.ok()) {
+    return status;
+  }
+  if (!options.http_listen.empty()) {
+    if (absl::Status status = CheckAddress("http_listen", options.http_listen,
+                                           options.insecure_listen, /*may_be_unix=*/false);
+        !status.ok()) {
+      return status;
+    }
+  }
+  if (absl::Status status = CheckRanges(options); !status.ok()) return status;
+  if (options.receive_bytes < options.max_unary_bytes) {
+    return Invalid(
+        "receive_bytes", options.receive_bytes,
+        absl::StrCat("must hold one request of --max_unary_bytes=", options.max_unary_bytes));
+  }
+  // Half of it is for payloads, in blocks that are up to an eighth larger.
+  if (options.arena_bytes < 3 * options.max_unary_bytes) {
+    return Invalid(
+        "arena_bytes", options.arena_bytes,
+        absl::StrCat("must be at least 3 times --max_unary_bytes=", options.max_unary_bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace attnd::server

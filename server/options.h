@@ -1,0 +1,40 @@
+// What a server can be told.
+#ifndef ATTND_SERVER_OPTIONS_H_
+#define ATTND_SERVER_OPTIONS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/scheduler/scheduler.h"
+
+namespace attnd::server {
+
+// Each has a flag of its name (flags.cc), whose help says what it means.
+struct ServerOptions {
+  std::string listen = "127.0.0.1:7070";
+  std::string http_listen = "127.0.0.1:7071";
+  bool insecure_listen = false;
+  std::string backend;
+  int threads = 0;
+  SchedulerOptions scheduler;
+  // Four calls of the largest size at once, or many small ones.
+  int64_t receive_bytes = int64_t{1} << 30;
+  int64_t max_unary_bytes = int64_t{256} << 20;
+  // Half for payloads, half for answers, so that neither waits for the other.
+  int64_t arena_bytes = int64_t{2} << 30;
+  // Longer than a balancer takes to see that /readyz has changed.
+  int64_t drain_delay_ms = 5'000;
+  int64_t drain_timeout_ms = 30'000;
+  int64_t default_deadline_ms = 60'000;
+};
+
+// A message larger than this is none that protobuf can read.
+inline constexpr int64_t kMaxUnaryBytes = (int64_t{1} << 31) - 1;
+
+// OK, or INVALID_ARGUMENT naming the flag, its value, and what would do.
+absl::Status Validate(const ServerOptions& options);
+
+}  // namespace attnd::server
+
+#endif  // ATTND_SERVER_OPTIONS_H_

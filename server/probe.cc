@@ -1,0 +1,48 @@
+#include "server/probe.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+
+#include <chrono>
+#include <future>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace attnd::server {
+namespace {
+
+constexpr std::chrono::seconds kTimeout(2);
+constexpr char kCheckMethod[] = "/grpc.health.v1.Health/Check";
+// HealthCheckResponse {status = SERVING}, the only field that there is.
+constexpr char kServing[] = "\x08\x01";
+
+}  // namespace
+
+absl::Status Probe(ListenAddress address) {
+  if (address.host == "0.0.0.0") address.host = "127.0.0.1";
+  if (address.host == "::") address.host = "::1";
+  grpc::GenericStub stub(
+      grpc::CreateChannel(address.ToString(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kTimeout);
+  const grpc::Slice empty;
+  const grpc::ByteBuffer request(&empty, 1);  // HealthCheckRequest of the whole server
+  grpc::ByteBuffer response;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, kCheckMethod, {}, &request, &response,
+                 [&done](grpc::Status status) { done.set_value(std::move(status)); });
+  const grpc::Status status = done.get_future().get();
+  if (!status.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat(address.ToString(), " does not answer: ", status.error_message()));
+  }
+  grpc::Slice bytes;
+  if (!response.DumpToSingleSlice(&bytes).ok() ||
+      std::string(bytes.begin(), bytes.end()) != kServing) {
+    return absl::UnavailableError(absl::StrCat(address.ToString(), " is not serving"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace attnd::server

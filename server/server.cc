@@ -1,0 +1,348 @@
+#include "server/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "kernels/registry.h"
+#include "server/executor/cpu_device.h"
+#include "server/executor/executor.h"
+#include "server/listen_address.h"
+#include "server/log.h"
+#include "server/memory/receive_budget.h"
+#include "server/services/attention_service.h"
+#include "server/warm_up.h"
+
+namespace attnd::server {
+namespace {
+
+// Per connection. A stream nobody reads yet holds one window, 64 KB: 32 MB.
+constexpr int kMaxConcurrentStreams = 512;
+// Callers that wait for receive memory; each holds a stream and its first window.
+constexpr int64_t kMaxReceiveWaiting = 4096;
+// A client may send keepalive pings this often without being cut off, calls or not.
+constexpr int kMinPingIntervalMs = 1000;
+// A caller whose machine or link is gone is noticed within the sum of these.
+constexpr int kKeepaliveTimeMs = 60'000;
+constexpr int kKeepaliveTimeoutMs = 20'000;
+// After the last call of a drain, gRPC's time to take leave of connections and watchers.
+constexpr std::chrono::milliseconds kGoodbye(250);
+
+// gRPC's own books: what is received, and slack for connections, streams that wait, and the
+// grain of its reads. Only callers that declare too little get this far.
+int64_t QuotaBytes(int64_t receive_bytes) {
+  return receive_bytes + receive_bytes / 4 + (int64_t{64} << 20);
+}
+
+int WorkerThreads() { return std::clamp(kernels::UsableProcessors() / 2, 2, 8); }
+
+std::string RandomId() {
+  std::random_device random;
+  return absl::StrFormat("%08x%08x%08x%08x", random(), random(), random(), random());
+}
+
+wire::Limits WireLimits(const ServerOptions& options) {
+  wire::Limits limits;
+  limits.max_message_bytes = options.max_unary_bytes;
+  return limits;
+}
+
+v1::GetServerInfoResponse ServerInfo(const ServerOptions& options, const DeviceDescription& device,
+                                     const std::string& instance_id) {
+  v1::GetServerInfoResponse info;
+  info.set_instance_id(instance_id);
+  info.set_version(ATTND_VERSION);
+  info.set_backend(device.backend);
+  info.set_backend_reason(device.backend_reason);
+  v1::DeviceInfo* const to = info.add_devices();
+  to->set_id(device.id);
+  to->set_name(device.name);
+  to->set_processors(device.processors);
+  for (const std::string& backend : device.backends) to->add_backends(backend);
+  v1::Limits* const limits = info.mutable_limits();
+  limits->set_max_unary_bytes(options.max_unary_bytes);
+  limits->set_max_queue_requests(options.scheduler.max_queue_requests);
+  limits->set_max_queue_bytes(options.scheduler.max_queue_bytes);
+  limits->set_max_batch_problems(options.scheduler.max_batch_problems);
+  limits->set_max_head_dim(kernels::kMaxHeadDim);
+  limits->set_max_header_bytes(WireLimits(options).max_header_bytes);
+  limits->set_default_deadline_ms(options.default_deadline_ms);
+  limits->set_receive_bytes(options.receive_bytes);
+  return info;
+}
+
+void ConfigureTransport(grpc::ServerBuilder& builder, const ServerOptions& options) {
+  grpc::ResourceQuota quota("attnd");
+  quota.Resize(static_cast<size_t>(QuotaBytes(options.receive_bytes)));
+  builder.SetResourceQuota(quota);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(
+      std::min<int64_t>(options.max_unary_bytes + WireLimits(options).max_header_bytes,
+                        std::numeric_limits<int>::max())));
+  builder.SetMaxSendMessageSize(-1);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // The probe's growing windows would take in megabytes of calls that wait for their permit.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kMinPingIntervalMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+}
+
+}  // namespace
+
+class Server::Impl {
+ public:
+  Impl(const ServerOptions& options, std::unique_ptr<Device> device, DeviceLost on_device_lost)
+      : options_(options),
+        on_device_lost_(std::move(on_device_lost)),
+        instance_id_(RandomId()),
+        receive_budget_(options.receive_bytes, kMaxReceiveWaiting),
+        payload_pool_(options.arena_bytes / 2),
+        answer_pool_(options.arena_bytes / 2),
+        device_(std::move(device)),
+        scheduler_(options.scheduler, &clock_, &metrics_),
+        decoders_(
+            std::make_unique<WorkerPool>(WorkerThreads(), options.scheduler.max_queue_requests)),
+        senders_(
+            std::make_unique<WorkerPool>(WorkerThreads(), std::numeric_limits<int64_t>::max())) {}
+
+  ~Impl() {
+    Shutdown();
+    http_.reset();
+    metrics_.RemoveGauges();
+    // Nobody calls any more; what the threads still hold ends here, upstream first.
+    decoders_.reset();
+    scheduler_.Stop(absl::UnavailableError("the server has stopped"));
+    executor_.reset();
+    senders_.reset();
+    {
+      MutexLock lock(serving_mutex_);
+      health_ = nullptr;
+    }
+    grpc_.reset();
+  }
+
+  absl::Status Start() {
+    AddGauges();
+    if (absl::Status status = StartHttp(); !status.ok()) return status;
+    if (absl::Status status = PrepareDevice(); !status.ok()) return status;
+    return StartGrpc();
+  }
+
+  bool Drain() {
+    if (Leave(Readiness::kDraining)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(options_.drain_delay_ms));
+    }
+    gate_.Shut();
+    LogEvent(LogLevel::kInfo, "draining", {{"calls", gate_.inside()}});
+    const bool clean =
+        gate_.WaitUntilEmpty(clock_.Now() + std::chrono::milliseconds(options_.drain_timeout_ms));
+    LogEvent(clean ? LogLevel::kInfo : LogLevel::kError, clean ? "drained" : "drain_timed_out",
+             {{"calls", gate_.inside()}});
+    return clean;
+  }
+
+  void Shutdown() {
+    Leave(Readiness::kDraining);
+    gate_.Shut();
+    scheduler_.Drain();
+    if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kGoodbye);
+  }
+
+  int port() const { return port_; }
+  int http_port() const { return http_ == nullptr ? 0 : http_->port(); }
+  const DeviceDescription& device() const { return device_->Describe(); }
+  Metrics& metrics() { return metrics_; }
+  Readiness readiness() const {
+    MutexLock lock(serving_mutex_);
+    return readiness_;
+  }
+
+ private:
+  void AddGauges() {
+    const auto add = [&](const char* name, const char* help, std::function<int64_t()> value) {
+      metrics_.AddGauge(name, help, [value] { return static_cast<double>(value()); });
+    };
+    add("attnd_queue_requests", "Requests that wait for an executor.",
+        [this] { return scheduler_.queued_requests(); });
+    add("attnd_queue_bytes", "Payload and answer bytes of requests that wait for an executor.",
+        [this] { return scheduler_.queued_bytes(); });
+    add("attnd_receive_budget_bytes", "Bytes that calls may hold while they are received.",
+        [this] { return receive_budget_.budget_bytes(); });
+    add("attnd_receive_used_bytes", "Bytes that calls hold while they are received.",
+        [this] { return receive_budget_.used_bytes(); });
+    add("attnd_receive_waiting_requests", "Calls that wait for receive memory.",
+        [this] { return receive_budget_.waiting(); });
+    add("attnd_pool_used_bytes", "Memory of payloads and answers.",
+        [this] { return payload_pool_.used_bytes() + answer_pool_.used_bytes(); });
+    add("attnd_pool_kept_bytes", "Memory kept for payloads and answers to come.",
+        [this] { return payload_pool_.kept_bytes() + answer_pool_.kept_bytes(); });
+    add("attnd_serving", "1 if the server says that it is ready.",
+        [this] { return int64_t{readiness() == Readiness::kReady}; });
+  }
+
+  absl::Status StartHttp() {
+    if (options_.http_listen.empty()) return absl::OkStatus();
+    const absl::StatusOr<ListenAddress> address = ParseListenAddress(options_.http_listen);
+    if (!address.ok()) return address.status();
+    auto http =
+        HttpService::Start(address->host, address->port, &metrics_, [this] { return readiness(); });
+    if (!http.ok()) return http.status();
+    http_ = *std::move(http);
+    return absl::OkStatus();
+  }
+
+  absl::Status PrepareDevice() {
+    if (device_ == nullptr) {
+      absl::StatusOr<std::unique_ptr<Device>> cpu =
+          CreateCpuDevice(options_.backend, options_.threads);
+      if (!cpu.ok()) return cpu.status();
+      device_ = *std::move(cpu);
+    }
+    metrics_.SetBuildInfo(ATTND_VERSION, device_->Describe().backend);
+    if (absl::Status status = WarmUp(*device_); !status.ok()) return status;
+    ExecutorOptions executor;
+    executor.on_device_lost = [this](const absl::Status& status) { LoseDevice(status); };
+    executor_ = std::make_unique<Executor>(executor, &scheduler_, device_.get(), &answer_pool_,
+                                           &clock_, &metrics_);
+    return absl::OkStatus();
+  }
+
+  absl::Status StartGrpc() {
+    const absl::StatusOr<ListenAddress> address = ParseListenAddress(options_.listen);
+    if (!address.ok()) return address.status();
+    if (address->is_unix()) {
+      if (absl::Status status = PrepareUnixPath(address->unix_path); !status.ok()) return status;
+    }
+    // Both are global to gRPC, and apply to servers built from here on.
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+
+    attention_ =
+        std::make_unique<AttentionService>(ServerInfo(options_, device_->Describe(), instance_id_));
+    raw_ = std::make_unique<RawService>(Parts());
+    grpc::ServerBuilder builder;
+    ConfigureTransport(builder, options_);
+    int port = 0;
+    builder.AddListeningPort(address->ToString(), grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(attention_.get());
+    builder.RegisterCallbackGenericService(raw_.get());
+    grpc_ = builder.BuildAndStart();
+    if (grpc_ == nullptr) {
+      return absl::UnavailableError(absl::StrCat("cannot listen on ", address->ToString(),
+                                                 ": it is in use, or no address of this machine"));
+    }
+    port_ = address->is_unix() ? 0 : port;
+    SayServing();
+    return absl::OkStatus();
+  }
+
+  ComputeParts Parts() {
+    ComputeParts parts;
+    parts.clock = &clock_;
+    parts.metrics = &metrics_;
+    parts.gate = &gate_;
+    parts.receive_budget = &receive_budget_;
+    parts.payload_pool = &payload_pool_;
+    parts.answer_pool = &answer_pool_;
+    parts.device = device_.get();
+    parts.scheduler = &scheduler_;
+    parts.decoders = decoders_.get();
+    parts.senders = senders_.get();
+    parts.limits = WireLimits(options_);
+    parts.default_deadline_ms = options_.default_deadline_ms;
+    return parts;
+  }
+
+  // Serves from now on, unless the device was lost with the very first call.
+  void SayServing() {
+    MutexLock lock(serving_mutex_);
+    health_ = grpc_->GetHealthCheckService();
+    if (readiness_ == Readiness::kWarming) readiness_ = Readiness::kReady;
+    SayHealth();
+  }
+
+  // Serves no more from now on. A fault stays a fault. False if it is one.
+  bool Leave(Readiness why) {
+    MutexLock lock(serving_mutex_);
+    if (readiness_ != Readiness::kFaulty) readiness_ = why;
+    SayHealth();
+    return readiness_ != Readiness::kFaulty;
+  }
+
+  void SayHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(serving_mutex_) {
+    if (health_ == nullptr) return;
+    health_->SetServingStatus("", readiness_ == Readiness::kReady);
+    health_->SetServingStatus(v1::AttentionService::service_full_name(),
+                              readiness_ == Readiness::kReady);
+  }
+
+  void LoseDevice(const absl::Status& status) {
+    Leave(Readiness::kFaulty);
+    LogEvent(LogLevel::kError, "device_lost",
+             {{"device", device_->Describe().id}, {"message", status.message()}});
+    if (on_device_lost_) on_device_lost_(status);
+  }
+
+  const ServerOptions options_;
+  const DeviceLost on_device_lost_;
+  const std::string instance_id_;
+  // In the order of use: each is used by those below it.
+  SteadyClock clock_;
+  Metrics metrics_;
+  CallGate gate_;
+  ReceiveBudget receive_budget_;
+  BufferPool payload_pool_;
+  BufferPool answer_pool_;
+  std::unique_ptr<Device> device_;
+  Scheduler scheduler_;
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<WorkerPool> decoders_;
+  std::unique_ptr<WorkerPool> senders_;
+  std::unique_ptr<AttentionService> attention_;
+  std::unique_ptr<RawService> raw_;
+  std::unique_ptr<HttpService> http_;
+  std::unique_ptr<grpc::Server> grpc_;
+  int port_ = 0;
+
+  mutable Mutex serving_mutex_;
+  Readiness readiness_ ABSL_GUARDED_BY(serving_mutex_) = Readiness::kWarming;
+  // gRPC's; null until it serves.
+  grpc::HealthCheckServiceInterface* health_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
+};
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
+                                                      std::unique_ptr<Device> device,
+                                                      DeviceLost on_device_lost) {
+  if (absl::Status status = Validate(options); !status.ok()) return status;
+  auto impl = std::make_unique<Impl>(options, std::move(device), std::move(on_device_lost));
+  if (absl::Status status = impl->Start(); !status.ok()) return status;
+  return std::unique_ptr<Server>(new Server(std::move(impl)));
+}
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Server::~Server() = default;
+
+int Server::port() const { return impl_->port(); }
+int Server::http_port() const { return impl_->http_port(); }
+const DeviceDescription& Server::device() const { return impl_->device(); }
+Metrics& Server::metrics() { return impl_->metrics(); }
+Readiness Server::readiness() const { return impl_->readiness(); }
+bool Server::Drain() { return impl_->Drain(); }
+void Server::Shutdown() { impl_->Shutdown(); }
+
+}  // namespace attnd::server

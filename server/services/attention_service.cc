@@ -1,0 +1,41 @@
+#include "server/services/attention_service.h"
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "server/services/grpc_status.h"
+
+namespace attnd::server {
+namespace {
+
+constexpr char kComputeMethod[] = "/attnd.v1.AttentionService/Compute";
+
+class UnknownMethod final : public grpc::ServerGenericBidiReactor {
+ public:
+  explicit UnknownMethod(grpc::GenericCallbackServerContext& context) {
+    Finish(ToGrpcStatus(absl::UnimplementedError(absl::StrCat("there is no method ",
+                                                              absl::CHexEscape(context.method()))),
+                        context));
+  }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
+                                                          const v1::GetServerInfoRequest*,
+                                                          v1::GetServerInfoResponse* response) {
+  *response = info_;
+  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpcStatus(absl::OkStatus(), *context));
+  return reactor;
+}
+
+grpc::ServerGenericBidiReactor* RawService::CreateReactor(
+    grpc::GenericCallbackServerContext* context) {
+  if (context->method() == kComputeMethod) return ComputeCall::Start(parts_, context);
+  parts_.metrics->CountReceived(0);
+  parts_.metrics->CountFinished(absl::StatusCode::kUnimplemented, Stage::kReceive);
+  return new UnknownMethod(*context);
+}
+
+}  // namespace attnd::server

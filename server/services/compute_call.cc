@@ -1,0 +1,319 @@
+#include "server/services/compute_call.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/log.h"
+#include "server/services/call_facts.h"
+#include "server/services/grpc_status.h"
+#include "server/services/message_bytes.h"
+
+namespace attnd::server {
+namespace {
+
+// For refusals that a little patience cures; about the time of a mid-sized batch.
+constexpr int64_t kBusyPushbackMs = 100;
+// How often a decoder that waits for memory looks whether its caller is still there.
+constexpr std::chrono::milliseconds kGoneCheckInterval(50);
+
+absl::Status WithPushback(absl::Status status, int64_t pushback_ms) {
+  SetRetryPushbackMs(status, pushback_ms);
+  return status;
+}
+
+absl::Status DeadlinePassed() { return absl::DeadlineExceededError("the deadline passed"); }
+
+}  // namespace
+
+grpc::ServerGenericBidiReactor* ComputeCall::Start(const ComputeParts& parts,
+                                                   grpc::GenericCallbackServerContext* context) {
+  auto call = std::make_shared<ComputeCall>(parts, context);
+  call->self_ = call;
+  call->Admit();
+  return call.get();
+}
+
+ComputeCall::ComputeCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
+    : parts_(parts), context_(context) {}
+
+void ComputeCall::Admit() {
+  inside_gate_ = parts_.gate->Enter();
+  if (!inside_gate_) {
+    return End(absl::UnavailableError("the server is draining"), Stage::kReceive);
+  }
+  const absl::StatusOr<int64_t> declared =
+      DeclaredBytes(context_->client_metadata(), parts_.limits.max_message_bytes);
+  if (!declared.ok()) return End(declared.status(), Stage::kReceive);
+  declared_bytes_ = *declared;
+
+  const TimePoint now = parts_.clock->Now();
+  ArmAlarm(ToSteady(context_->deadline(), now), now);
+  uint64_t ticket = 0;
+  absl::Status status = parts_.receive_budget->Acquire(
+      declared_bytes_,
+      [self = shared_from_this()](ReceivePermit permit) { self->Granted(std::move(permit)); },
+      &ticket);
+  if (!status.ok()) {
+    if (absl::IsResourceExhausted(status) && !RetryPushbackMs(status)) {
+      SetRetryPushbackMs(status, kBusyPushbackMs);
+    }
+    return End(status, Stage::kReceive);
+  }
+  ticket_.store(ticket, std::memory_order_release);
+  {
+    MutexLock lock(mutex_);
+    if (!receive_deadline_passed_) return;
+  }
+  // The alarm rang before there was a ticket for it.
+  ReceiveDeadlinePassed();
+}
+
+void ComputeCall::ArmAlarm(TimePoint grpc_deadline, TimePoint now) {
+  deadline_ = grpc_deadline;
+  if (parts_.default_deadline_ms <= 0) return;
+  const TimePoint own = now + std::chrono::milliseconds(parts_.default_deadline_ms);
+  // gRPC watches over its own deadline.
+  if (grpc_deadline <= own) return;
+  deadline_ = own;
+  MutexLock lock(mutex_);
+  alarm_ = std::make_unique<grpc::Alarm>();
+  alarm_->Set(std::chrono::system_clock::now() + (own - now),
+              [self = shared_from_this()](bool rang) {
+                if (rang) self->ReceiveDeadlinePassed();
+              });
+}
+
+void ComputeCall::Granted(ReceivePermit permit) {
+  permit_ = std::move(permit);
+  StartRead(&request_);
+  {
+    MutexLock lock(mutex_);
+    if (phase_ != Phase::kWaiting) return;  // read already
+    if (!receive_deadline_passed_) {
+      phase_ = Phase::kReading;
+      return;
+    }
+    phase_ = Phase::kExpired;
+  }
+  End(DeadlinePassed(), Stage::kReceive);
+}
+
+// The alarm: from now on nothing more is received.
+void ComputeCall::ReceiveDeadlinePassed() {
+  if (!parts_.receive_budget->Cancel(ticket_.load(std::memory_order_acquire))) {
+    MutexLock lock(mutex_);
+    receive_deadline_passed_ = true;  // for Granted, if it is about to read
+    if (phase_ != Phase::kReading) return;
+    phase_ = Phase::kExpired;
+  }
+  End(DeadlinePassed(), Stage::kReceive);
+}
+
+// Twice for a call as it should be: with the message, then without one, at the caller's end.
+void ComputeCall::OnReadDone(bool ok) {
+  const bool complete = has_message_ || !ok;
+  {
+    MutexLock lock(mutex_);
+    if (phase_ == Phase::kExpired) return;
+    if (complete) {
+      phase_ = Phase::kRead;
+      alarm_.reset();
+    }
+  }
+  if (!complete) {
+    has_message_ = true;
+    StartRead(&beyond_);
+    return;
+  }
+  if (context_->IsCancelled()) return End(WhyGone(), Stage::kReceive);
+  if (!has_message_) {
+    return End(absl::InvalidArgumentError("the call carries no ComputeRequest"), Stage::kReceive);
+  }
+  if (ok) {
+    return End(absl::InvalidArgumentError("the call carries more than one ComputeRequest"),
+               Stage::kReceive);
+  }
+  MessageComplete();
+}
+
+void ComputeCall::MessageComplete() {
+  arrival_ = parts_.clock->Now();
+  const int64_t bytes = static_cast<int64_t>(request_.Length());
+  counted_received_ = true;
+  parts_.metrics->CountReceived(bytes);
+  if (bytes > declared_bytes_) {
+    return End(
+        absl::InvalidArgumentError(absl::StrCat("the request is ", bytes, " bytes, but ",
+                                                kRequestBytesKey, " declared ", declared_bytes_)),
+        Stage::kReceive);
+  }
+  permit_.ShrinkTo(bytes);
+  if (!parts_.decoders->TryPost([self = shared_from_this()] { self->Decode(); })) {
+    End(WithPushback(absl::ResourceExhaustedError("too many requests wait to be decoded"),
+                     kBusyPushbackMs),
+        Stage::kReceive);
+  }
+}
+
+void ComputeCall::Decode() {
+  // The bytes as received, and the permit for them, go at the end of this function.
+  const ReceivePermit permit = std::move(permit_);
+  grpc::ByteBuffer message;
+  message.Swap(&request_);
+  absl::StatusOr<std::unique_ptr<Request>> request = DecodeWhenRoom(message);
+  if (!request.ok()) return End(request.status(), Stage::kReceive);
+  message.Clear();
+  (*request)->caller = CallerFromPeer(context_->peer());
+  (*request)->deadline = std::min((*request)->deadline, deadline_);
+  if (const absl::Status status = CheckServable(**request); !status.ok()) {
+    return End(status, Stage::kReceive);
+  }
+  Submit(std::move(*request));
+}
+
+// A full pool empties itself as answers are computed, so the call waits for its turn here, and
+// those behind it wait for it.
+absl::StatusOr<std::unique_ptr<Request>> ComputeCall::DecodeWhenRoom(
+    const grpc::ByteBuffer& message) {
+  const absl::StatusOr<ReceivedMessage> received = ReceivedMessage::From(message);
+  if (!received.ok()) return received.status();
+  BufferPool& pool = *parts_.payload_pool;
+  // An upper bound of what the payloads take of the pool, three blocks' rounding included.
+  const int64_t needed_bytes = std::min(
+      pool.budget_bytes(),
+      3 * pool.BlockBytes(1) + pool.BlockBytes(static_cast<int64_t>(message.Length())) * 9 / 8);
+  for (bool may_fit = true;;) {
+    const uint64_t seen = pool.releases();
+    if (cancelled_ || parts_.clock->Now() >= deadline_) return WhyGone();
+    if (may_fit) {
+      auto request = wire::Decode(received->spans(), parts_.limits, arrival_, *parts_.payload_pool);
+      if (!absl::IsResourceExhausted(request.status()) || RetryPushbackMs(request.status())) {
+        return request;
+      }
+    }
+    pool.WaitForRelease(seen, *parts_.clock,
+                        std::min(deadline_, parts_.clock->Now() + kGoneCheckInterval));
+    may_fit = pool.used_bytes() + needed_bytes <= pool.budget_bytes();
+  }
+}
+
+absl::Status ComputeCall::CheckServable(const Request& request) const {
+  if (parts_.clock->Now() >= request.deadline) {
+    return absl::DeadlineExceededError("the deadline passed before the request could be queued");
+  }
+  for (const ProblemSlot& slot : request.problems) {
+    if (absl::Status status = parts_.device->Supports(slot.problem); !status.ok()) return status;
+  }
+  const int64_t answer_block_bytes = parts_.answer_pool->BlockBytes(request.output.o_bytes) +
+                                     parts_.answer_pool->BlockBytes(request.output.lse_bytes);
+  if (answer_block_bytes > parts_.answer_pool->budget_bytes()) {
+    return WithPushback(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "the answer needs ", answer_block_bytes, " bytes of memory, this server has ",
+            parts_.answer_pool->budget_bytes(), " for answers (half of arena_bytes)")),
+        -1);
+  }
+  return absl::OkStatus();
+}
+
+void ComputeCall::Submit(std::unique_ptr<Request> request) {
+  const auto job = std::make_shared<Job>(
+      std::move(request),
+      [self = shared_from_this()](Job& done, absl::StatusOr<Answer> answer, Stage stage) {
+        self->JobDone(done, std::move(answer), stage);
+      });
+  {
+    MutexLock lock(mutex_);
+    job_ = job;
+  }
+  const absl::Status status = parts_.scheduler->Submit(job);
+  if (!status.ok()) job->Finish(status, Stage::kQueue);
+  // OnCancel may have come before the scheduler had the job.
+  if (cancelled_) parts_.scheduler->Cancel(job);
+}
+
+void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage stage) {
+  const Request& request = job.request();
+  if (!answer.ok()) {
+    const bool gone = cancelled_ && absl::IsCancelled(answer.status());
+    return End(gone ? WhyGone() : answer.status(), stage);
+  }
+  answer->timing.total_us = ToMicroseconds(parts_.clock->Now() - request.arrival);
+  parts_.metrics->ObserveTiming(answer->timing);
+  parts_.metrics->CountSent(request.answer_bytes());
+  if (LogEnabled(LogLevel::kDebug)) {
+    LogEvent(LogLevel::kDebug, "computed",
+             {{"request_id", request.request_id},
+              {"batch", answer->batch_id},
+              {"kernel", answer->kernel},
+              {"total_us", answer->timing.total_us}});
+  }
+  wire::EncodedAnswer encoded = wire::Encode(request, *answer);
+  grpc::ByteBuffer message = ToByteBuffer(std::move(encoded), std::move(*answer));
+  // Writing to a socket is not the executor's work. Never refused: the pool has room for as many
+  // as the queue lets in.
+  auto send = [self = shared_from_this(), message = std::move(message)]() mutable {
+    self->Send(std::move(message));
+  };
+  if (!parts_.senders->TryPost(send)) send();
+}
+
+void ComputeCall::Send(grpc::ByteBuffer message) {
+  answer_.Swap(&message);
+  parts_.metrics->CountFinished(absl::StatusCode::kOk, Stage::kDone);
+  StartWriteAndFinish(&answer_, grpc::WriteOptions(), ToGrpcStatus(absl::OkStatus(), *context_));
+}
+
+void ComputeCall::OnCancel() {
+  cancelled_ = true;
+  if (parts_.receive_budget->Cancel(ticket_.load(std::memory_order_acquire))) {
+    return End(WhyGone(), Stage::kReceive);
+  }
+  std::shared_ptr<Job> job;
+  {
+    MutexLock lock(mutex_);
+    job = job_.lock();
+  }
+  if (job != nullptr) parts_.scheduler->Cancel(job);
+}
+
+void ComputeCall::End(const absl::Status& status, Stage stage) {
+  if (!counted_received_.exchange(true)) parts_.metrics->CountReceived(0);
+  parts_.metrics->CountFinished(status.code(), stage);
+  // The scheduler counts its own.
+  if (stage == Stage::kReceive && RetryPushbackMs(status).value_or(-1) >= 0) {
+    parts_.metrics->CountPushback();
+  }
+  if (absl::IsInternal(status)) {
+    LogEvent(LogLevel::kError, "call_failed",
+             {{"stage", StageName(stage)}, {"message", status.message()}});
+  } else if (LogEnabled(LogLevel::kDebug)) {
+    LogEvent(LogLevel::kDebug, "call_refused",
+             {{"stage", StageName(stage)},
+              {"code", absl::StatusCodeToString(status.code())},
+              {"message", status.message()}});
+  }
+  permit_ = ReceivePermit();
+  Finish(ToGrpcStatus(status, *context_));
+}
+
+absl::Status ComputeCall::WhyGone() const {
+  if (parts_.clock->Now() >= deadline_) return DeadlinePassed();
+  return absl::CancelledError("the caller cancelled");
+}
+
+void ComputeCall::OnDone() {
+  request_.Clear();
+  beyond_.Clear();
+  answer_.Clear();
+  {
+    MutexLock lock(mutex_);
+    alarm_.reset();
+  }
+  CallGate* const gate = inside_gate_ ? parts_.gate : nullptr;
+  const std::shared_ptr<ComputeCall> self = std::move(self_);
+  if (gate != nullptr) gate->Leave();
+}
+
+}  // namespace attnd::server

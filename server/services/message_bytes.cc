@@ -1,0 +1,47 @@
+#include "server/services/message_bytes.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace attnd::server {
+namespace {
+
+grpc::Slice ToSlice(Buffer buffer) {
+  auto owner = std::make_unique<Buffer>(std::move(buffer));
+  unsigned char* const data = owner->data();
+  const size_t size = static_cast<size_t>(owner->size_bytes());
+  return grpc::Slice(
+      data, size, [](void* held) { delete static_cast<Buffer*>(held); }, owner.release());
+}
+
+}  // namespace
+
+absl::StatusOr<ReceivedMessage> ReceivedMessage::From(const grpc::ByteBuffer& buffer) {
+  ReceivedMessage message;
+  // A call whose message is empty has a buffer without slices.
+  if (buffer.Length() == 0) return message;
+  if (const grpc::Status status = buffer.Dump(&message.slices_); !status.ok()) {
+    return absl::InternalError(
+        absl::StrCat("the received message cannot be read: ", status.error_message()));
+  }
+  message.spans_.reserve(message.slices_.size());
+  for (const grpc::Slice& slice : message.slices_) {
+    message.spans_.emplace_back(slice.begin(), slice.size());
+  }
+  return message;
+}
+
+grpc::ByteBuffer ToByteBuffer(wire::EncodedAnswer encoded, Answer answer) {
+  std::vector<grpc::Slice> slices;
+  slices.emplace_back(encoded.head);
+  if (answer.o.size_bytes() > 0) slices.push_back(ToSlice(std::move(answer.o)));
+  if (!encoded.middle.empty()) slices.emplace_back(encoded.middle);
+  if (!encoded.middle.empty() && answer.lse.size_bytes() > 0) {
+    slices.push_back(ToSlice(std::move(answer.lse)));
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+}  // namespace attnd::server

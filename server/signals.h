@@ -1,0 +1,29 @@
+// SIGTERM and SIGINT as events of a thread, with no work in a handler.
+#ifndef ATTND_SERVER_SIGNALS_H_
+#define ATTND_SERVER_SIGNALS_H_
+
+#include <functional>
+#include <thread>
+
+namespace attnd::server {
+
+// Blocks the two signals for the calling thread and all that it starts from then on, so it comes
+// before any other thread, and ignores SIGPIPE.
+class Signals {
+ public:
+  Signals();
+  ~Signals();
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+  // From now on the first signal calls `on_first`, on a thread of this class; the second one ends
+  // the process at once, with 128 + its number. Called once.
+  void Listen(std::function<void(int signal)> on_first);
+
+ private:
+  std::thread thread_;
+};
+
+}  // namespace attnd::server
+
+#endif  // ATTND_SERVER_SIGNALS_H_

@@ -1,0 +1,17 @@
+// The first problems of a device, before any caller's.
+#ifndef ATTND_SERVER_WARM_UP_H_
+#define ATTND_SERVER_WARM_UP_H_
+
+#include "absl/status/status.h"
+#include "server/executor/device.h"
+
+namespace attnd::server {
+
+// Runs one tiny problem per dtype through the three stages and looks at its answer, so that a
+// server is ready only once its device has shown that it computes. The device's error, or INTERNAL
+// if an answer is wrong. Nobody else may use the device meanwhile.
+absl::Status WarmUp(Device& device);
+
+}  // namespace attnd::server
+
+#endif  // ATTND_SERVER_WARM_UP_H_
