@@ -1,0 +1,73 @@
+#include "attnd/v1/attnd.pb.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "google/protobuf/wire_format_lite.h"
+#include "server/wire/wire.h"
+
+namespace attnd::server::wire {
+namespace {
+
+using google::protobuf::internal::WireFormatLite;
+
+v1::DataType ToProto(kernels::DType dtype) {
+  switch (dtype) {
+    case kernels::DType::kF32:
+      return v1::DATA_TYPE_FLOAT32;
+    case kernels::DType::kF16:
+      return v1::DATA_TYPE_FLOAT16;
+    case kernels::DType::kBF16:
+      return v1::DATA_TYPE_BFLOAT16;
+  }
+  return v1::DATA_TYPE_UNSPECIFIED;
+}
+
+void FillSpec(v1::DataType dtype, const std::vector<int64_t>& shape, v1::TensorSpec& spec) {
+  spec.set_dtype(dtype);
+  spec.mutable_shape()->Add(shape.begin(), shape.end());
+}
+
+void FillTiming(const Timing& from, v1::Timing& to) {
+  to.set_queue_us(from.queue_us);
+  to.set_upload_us(from.upload_us);
+  to.set_run_us(from.run_us);
+  to.set_download_us(from.download_us);
+  to.set_total_us(from.total_us);
+}
+
+// A bytes field's tag and length; its bytes follow. Check() keeps answers within 32 bits.
+void AppendBytesPrefix(int field_number, int64_t size_bytes, std::string& out) {
+  google::protobuf::io::StringOutputStream stream(&out);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.WriteTag(WireFormatLite::MakeTag(field_number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED));
+  coded.WriteVarint32(static_cast<uint32_t>(size_bytes));
+}
+
+}  // namespace
+
+EncodedAnswer Encode(const Request& request, const Answer& answer) {
+  const OutputSpec& output = request.output;
+  v1::ComputeResponse response;
+  v1::ComputeResponseHeader& header = *response.mutable_header();
+  FillSpec(ToProto(output.dtype), output.o_shape, *header.mutable_o());
+  if (output.want_lse) FillSpec(v1::DATA_TYPE_FLOAT32, output.lse_shape, *header.mutable_lse());
+  FillTiming(answer.timing, *header.mutable_timing());
+  header.set_backend(answer.backend);
+  header.set_kernel(answer.kernel);
+  header.set_device(answer.device);
+  header.set_batch_id(answer.batch_id);
+  header.set_batch_size(answer.batch_size);
+  header.set_received_bytes(request.payload_bytes());
+  header.set_sent_bytes(request.answer_bytes());
+  header.set_transport(v1::TRANSPORT_UNARY);
+  header.set_request_id(request.request_id);
+
+  EncodedAnswer encoded;
+  encoded.head = response.SerializeAsString();
+  AppendBytesPrefix(v1::ComputeResponse::kOFieldNumber, output.o_bytes, encoded.head);
+  if (output.want_lse) {
+    AppendBytesPrefix(v1::ComputeResponse::kLseFieldNumber, output.lse_bytes, encoded.middle);
+  }
+  return encoded;
+}
+
+}  // namespace attnd::server::wire

@@ -20,7 +20,10 @@ namespace attnd::server::wire {
 
 struct Limits {
   int64_t max_message_bytes = int64_t{256} << 20;
+  // Everything but the payloads counts: the header, hints, their tags.
   int64_t max_header_bytes = int64_t{1} << 20;
+  // Of a packed request; a header of 1 MiB could name half a million, and each costs a ProblemSlot.
+  int64_t max_sequences = 65536;
   int64_t max_request_id_bytes = 128;
   int max_priority = 9;
 };
@@ -65,7 +68,7 @@ absl::StatusOr<std::unique_ptr<Request>> Check(const v1::ComputeHeader& header, 
                                                const Limits& limits, TimePoint arrival);
 
 // Scan, Check, then the payloads copied into buffers of `pool`, one copy each. Also
-// RESOURCE_EXHAUSTED, from the pool.
+// RESOURCE_EXHAUSTED, from the pool, and INVALID_ARGUMENT for what its budget can never hold.
 absl::StatusOr<std::unique_ptr<Request>> Decode(absl::Span<const ByteSpan> message,
                                                 const Limits& limits, TimePoint arrival,
                                                 BufferPool& pool);
