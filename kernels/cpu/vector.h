@@ -160,10 +160,10 @@ ATTND_CPU_INLINE F32 Tanh(F32 x) {
   g = Fma(g, z, Broadcast(-0x1.b83c5ap-5f));
   g = Fma(g, z, Broadcast(0x1.110726p-3f));
   g = Fma(g, z, Broadcast(-0x1.555532p-2f));
-  const F32 near = Fma(x * z, g, x);
+  const F32 near = Fma(size * z, g, size);
   const F32 e = Exp(size * -2.0f);
-  const F32 far = FromBits(Bits((1.0f - e) / (1.0f + e)) | (Bits(x) & 0x80000000u));
-  return size < 0.625f ? near : far;
+  const F32 far = (1.0f - e) / (1.0f + e);
+  return FromBits(Bits(size < 0.625f ? near : far) | (Bits(x) & 0x80000000u));
 }
 
 }  // namespace

@@ -1,0 +1,103 @@
+#include "kernels/registry.h"
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cases/run.h"
+
+namespace attnd::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// Sets ATTND_BACKEND for one test, and puts back what was there.
+class ScopedVariable {
+ public:
+  explicit ScopedVariable(const char* value) {
+    if (const char* old = std::getenv("ATTND_BACKEND")) old_ = old;
+    value != nullptr ? setenv("ATTND_BACKEND", value, 1) : unsetenv("ATTND_BACKEND");
+  }
+  ~ScopedVariable() {
+    old_.empty() ? unsetenv("ATTND_BACKEND") : setenv("ATTND_BACKEND", old_.c_str(), 1);
+  }
+
+ private:
+  std::string old_;
+};
+
+AttentionProblem SmallProblem() {
+  AttentionProblem p;
+  p.batch = p.q_heads = p.kv_heads = 1;
+  p.q_len = p.kv_len = 3;
+  p.head_dim = 4;
+  p.scale = DefaultScale(p.head_dim);
+  return p;
+}
+
+TEST(Registry, ListsBestFirstAndTheReferenceLast) {
+  std::vector<std::string> names;
+  for (const BackendEntry& entry : BackendEntries()) names.push_back(entry.name);
+#if defined(__x86_64__)
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"cpu_avx512", "cpu_avx2", "cpu_portable", "reference"}));
+#else
+  EXPECT_EQ(names, (std::vector<std::string>{"cpu_portable", "reference"}));
+#endif
+}
+
+TEST(Registry, ChoosesTheFirstAvailableAndNeverTheReference) {
+  ScopedVariable unset(nullptr);
+  const absl::StatusOr<ChosenBackend> chosen = ChooseBackend("", {.threads = 1});
+  ASSERT_TRUE(chosen.ok()) << chosen.status();
+  EXPECT_EQ(chosen->reason, "first available");
+  EXPECT_EQ(chosen->backend->Name(), testing::AvailableBackends().front());
+  EXPECT_NE(chosen->backend->Name(), "reference");
+}
+
+// The forced one runs: its kernels carry its own name, whichever way it was forced.
+TEST(Registry, ForcedBackendIsTheOneThatRuns) {
+  for (const std::string& name : testing::AvailableBackends()) {
+    const std::string arch = name.substr(0, 4) == "cpu_" ? name.substr(4) : name;
+    for (bool by_variable : {false, true}) {
+      ScopedVariable variable(by_variable ? name.c_str() : "no_such_backend");
+      absl::StatusOr<ChosenBackend> chosen = ChooseBackend(by_variable ? "" : name, {.threads = 1});
+      ASSERT_TRUE(chosen.ok()) << chosen.status();
+      EXPECT_THAT(chosen->reason, StartsWith("forced by"));
+      EXPECT_EQ(chosen->backend->Name(), name);
+      EXPECT_EQ(chosen->backend->Plan(SmallProblem()).kernel, "attn_fwd_f32_d64_full_" + arch);
+    }
+  }
+}
+
+TEST(Registry, UnknownNameIsNotFoundAndListsTheNames) {
+  for (bool by_variable : {false, true}) {
+    ScopedVariable variable(by_variable ? "cpu_mmx" : nullptr);
+    const absl::Status status =
+        ChooseBackend(by_variable ? "" : "cpu_mmx", {.threads = 1}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    for (const char* part : {"cpu_mmx", "cpu_portable", "reference"}) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+    }
+  }
+}
+
+TEST(Registry, UnavailableBackendsSayWhatIsMissing) {
+  for (const BackendEntry& entry : BackendEntries()) {
+    const absl::Status available = entry.available();
+    if (available.ok()) continue;
+    EXPECT_EQ(available.code(), absl::StatusCode::kFailedPrecondition);
+    const absl::Status forced = ChooseBackend(entry.name, {.threads = 1}).status();
+    EXPECT_EQ(forced.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(forced.message()), HasSubstr(entry.name));
+    EXPECT_THAT(std::string(forced.message()), HasSubstr(std::string(available.message())));
+  }
+}
+
+TEST(Registry, AtLeastOneProcessorIsUsable) { EXPECT_GE(UsableProcessors(), 1); }
+
+}  // namespace
+}  // namespace attnd::kernels

@@ -1,0 +1,75 @@
+#include "kernels/cpu/thread_pool.h"
+
+#include <atomic>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/sync.h"
+
+namespace attnd::kernels::cpu {
+namespace {
+
+TEST(ThreadPool, OneWorkerRunsOnTheCaller) {
+  ThreadPool pool(3);
+  EXPECT_EQ(pool.threads(), 3);
+  std::vector<std::thread::id> ran;
+  pool.Run(1, [&](int worker) {
+    EXPECT_EQ(worker, 0);
+    ran.push_back(std::this_thread::get_id());
+  });
+  EXPECT_EQ(ran, std::vector<std::thread::id>{std::this_thread::get_id()});
+}
+
+TEST(ThreadPool, WorkersAreDifferentThreadsAndTheCallerIsZero) {
+  ThreadPool pool(4);
+  Mutex mutex;
+  CondVar arrived;
+  std::set<std::thread::id> threads;
+  std::set<int> workers;
+  std::thread::id zero;
+  // Nobody leaves before all have come, so all four must be there at the same time.
+  pool.Run(4, [&](int worker) {
+    MutexLock lock(mutex);
+    threads.insert(std::this_thread::get_id());
+    workers.insert(worker);
+    if (worker == 0) zero = std::this_thread::get_id();
+    arrived.NotifyAll();
+    while (workers.size() < 4) arrived.Wait(mutex);
+  });
+  EXPECT_EQ(workers, (std::set<int>{0, 1, 2, 3}));
+  EXPECT_EQ(threads.size(), 4u);
+  EXPECT_EQ(zero, std::this_thread::get_id());
+}
+
+TEST(ThreadPool, EveryItemIsDoneOnceAndRunWaits) {
+  ThreadPool pool(3);
+  for (int round = 0; round < 300; ++round) {
+    const int workers = 1 + round % 3;
+    std::vector<int> done(1 + round % 40, 0);  // plain ints: ThreadSanitizer sees a missing wait
+    std::atomic<size_t> next{0};
+    pool.Run(workers, [&](int worker) {
+      EXPECT_LT(worker, workers);
+      for (size_t i = next++; i < done.size(); i = next++) ++done[i];
+    });
+    for (int count : done) ASSERT_EQ(count, 1);
+  }
+}
+
+TEST(ThreadPool, NoWorkerNumberIsGivenTwice) {
+  ThreadPool pool(4);
+  for (int round = 0; round < 300; ++round) {
+    int calls[4] = {};  // each number is one thread's alone, so plain ints do
+    pool.Run(4, [&](int worker) { ++calls[worker]; });
+    EXPECT_EQ(calls[0], 1);
+    for (int count : calls) ASSERT_LE(count, 1);
+  }
+}
+
+TEST(ThreadPool, EndsWithoutEverHavingRun) {
+  for (int threads = 1; threads <= 4; ++threads) ThreadPool pool(threads);
+}
+
+}  // namespace
+}  // namespace attnd::kernels::cpu
