@@ -1,0 +1,128 @@
+#include "server/executor/cpu_device.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/registry.h"
+
+namespace attnd::server {
+namespace {
+
+constexpr int64_t kWorkspaceAlignment = 64;  // what Backend::Run asks for
+
+// Scratch memory that grows to what is asked for.
+class Workspace {
+ public:
+  // Null if `bytes` is 0; RESOURCE_EXHAUSTED if it is too much.
+  absl::StatusOr<void*> Get(int64_t bytes) {
+    if (bytes == 0) return nullptr;
+    if (bytes > kMaxWorkspaceBytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the batch needs ", bytes, " bytes of workspace, the most is ", kMaxWorkspaceBytes));
+    }
+    if (bytes > size_bytes_) {
+      size_bytes_ = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+      memory_.reset();
+      memory_.reset(std::aligned_alloc(kWorkspaceAlignment, static_cast<size_t>(size_bytes_)));
+      if (memory_ == nullptr) {
+        size_bytes_ = 0;
+        return absl::ResourceExhaustedError(
+            absl::StrCat("the system has no memory for ", bytes, " bytes of workspace"));
+      }
+    }
+    return memory_.get();
+  }
+
+  void DropIfLarge() {
+    if (size_bytes_ <= kMaxKeptWorkspaceBytes) return;
+    memory_.reset();
+    size_bytes_ = 0;
+  }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  int64_t size_bytes_ = 0;
+};
+
+class CpuDevice final : public Device {
+ public:
+  CpuDevice(std::unique_ptr<kernels::Backend> backend, DeviceDescription description)
+      : backend_(std::move(backend)), description_(std::move(description)) {}
+
+  const DeviceDescription& Describe() const override { return description_; }
+
+  absl::Status Supports(const kernels::AttentionProblem& problem) const override {
+    return backend_->Supports(problem);
+  }
+
+  absl::Status Upload(std::vector<RunningJob>&) override { return absl::OkStatus(); }
+  absl::Status Download(std::vector<RunningJob>&) override { return absl::OkStatus(); }
+
+  // Every problem of every request in one call of the backend.
+  absl::Status Run(std::vector<RunningJob>& batch) override {
+    std::vector<kernels::AttentionTask> tasks;
+    for (RunningJob& running : batch) {
+      const Request& request = running.job->request();
+      for (const ProblemSlot& slot : request.problems) {
+        tasks.push_back({slot.problem, backend_->Plan(slot.problem),
+                         BindToHost(request, slot, running.o, running.lse)});
+        if (running.kernel.empty()) running.kernel = tasks.back().plan.kernel;
+      }
+    }
+    if (tasks.empty()) return absl::OkStatus();
+    const absl::StatusOr<void*> workspace = workspace_.Get(backend_->WorkspaceBytes(tasks));
+    if (!workspace.ok()) return workspace.status();
+    absl::Status status = backend_->Run(tasks, *workspace, nullptr);
+    workspace_.DropIfLarge();
+    return status;
+  }
+
+ private:
+  const std::unique_ptr<kernels::Backend> backend_;
+  const DeviceDescription description_;
+  Workspace workspace_;  // of the thread that calls the stages
+};
+
+// "model name" of the first processor; not every architecture has one.
+std::string CpuModel() {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  for (std::string line; std::getline(cpuinfo, line);) {
+    const size_t colon = line.find(':');
+    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) {
+      return std::string(absl::StripAsciiWhitespace(absl::string_view(line).substr(colon + 1)));
+    }
+  }
+  return "unknown processor";
+}
+
+}  // namespace
+
+std::unique_ptr<Device> WrapCpuBackend(std::unique_ptr<kernels::Backend> backend,
+                                       DeviceDescription description) {
+  return std::make_unique<CpuDevice>(std::move(backend), std::move(description));
+}
+
+absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(absl::string_view backend, int threads) {
+  absl::StatusOr<kernels::ChosenBackend> chosen = kernels::ChooseBackend(backend, {threads});
+  if (!chosen.ok()) return chosen.status();
+  DeviceDescription description;
+  description.id = "cpu";
+  description.name = CpuModel();
+  description.processors = threads > 0 ? threads : kernels::UsableProcessors();
+  for (const kernels::BackendEntry& entry : kernels::BackendEntries()) {
+    if (entry.available().ok()) description.backends.push_back(entry.name);
+  }
+  description.backend = std::string(chosen->backend->Name());
+  description.backend_reason = chosen->reason;
+  return WrapCpuBackend(std::move(chosen->backend), std::move(description));
+}
+
+}  // namespace attnd::server

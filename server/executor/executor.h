@@ -20,11 +20,19 @@ struct ExecutorOptions {
   std::function<void(const absl::Status&)> on_device_lost;
 };
 
-// Between two stages, cancelled jobs end as CANCELLED and expired ones as DEADLINE_EXCEEDED; the
-// rest goes on. A stage that fails ends every job of the batch with its status; INTERNAL also stops
-// the scheduler (UNAVAILABLE for the queue) and calls on_device_lost. When the pool has no room for
-// an answer, the job waits (its deadline and cancellation still count) until something is given
-// back.
+// A batch's life here: each job is given the memory of its answer, then the stages run, then every
+// job ends with its answer. Before each stage, cancelled jobs end as CANCELLED and expired ones as
+// DEADLINE_EXCEEDED; the rest goes on. A stage that fails ends every job of the batch with its
+// status; INTERNAL also stops the scheduler (UNAVAILABLE for the queue), then calls on_device_lost.
+//
+// Jobs that the pool has no room for go back to their places in the queue, where deadlines and
+// cancellation still count, and are tried again when something is given back; those that found room
+// run meanwhile. An answer that can never fit beside its own payload ends as RESOURCE_EXHAUSTED
+// with pushback -1. For waiting to end, the pool's budget must exceed what payloads can take of it
+// by the largest answer at least: whoever receives payloads sees to that.
+//
+// An answer's batch_size counts the requests that were there when the batch ran; queue_us runs from
+// the arrival to the first stage, waiting for memory included.
 class Executor {
  public:
   // All pointers outlive the executor. Starts the thread.

@@ -1,0 +1,246 @@
+#include "server/metrics/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace attnd::server {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr Stage kStages[] = {Stage::kReceive, Stage::kQueue,    Stage::kUpload,
+                             Stage::kRun,     Stage::kDownload, Stage::kDone};
+
+std::vector<std::string> Lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+// Name and labels of every sample.
+std::vector<std::string> Series(const std::string& text) {
+  std::vector<std::string> series;
+  for (const std::string& line : Lines(text)) {
+    if (!line.empty() && line[0] != '#') series.push_back(line.substr(0, line.rfind(' ')));
+  }
+  return series;
+}
+
+void AddEveryGauge(Metrics& metrics) {
+  for (const char* name :
+       {"attnd_queue_requests", "attnd_queue_bytes", "attnd_receive_budget_bytes",
+        "attnd_receive_used_bytes", "attnd_receive_waiting_requests", "attnd_pool_used_bytes",
+        "attnd_pool_kept_bytes", "attnd_serving"}) {
+    metrics.AddGauge(name, "A gauge.", [] { return 1.0; });
+  }
+}
+
+void FillWithEverything(Metrics& metrics) {
+  AddEveryGauge(metrics);
+  metrics.SetBuildInfo("0.1.0", "avx512");
+  for (int code = 0; code < 40; ++code) {
+    for (const Stage stage : kStages) {
+      metrics.CountFinished(static_cast<absl::StatusCode>(code), stage);
+    }
+  }
+  for (int i = 0; i < 10000; ++i) metrics.ObserveKernel("kernel_" + std::to_string(i), 1e-3);
+  metrics.CountReceived(1);
+  metrics.CountSent(1);
+  metrics.CountPushback();
+  metrics.ObserveBatch(3);
+  metrics.ObserveTiming({1, 2, 3, 4, 5});
+}
+
+TEST(Metrics, CountsAndTotals) {
+  Metrics metrics;
+  metrics.CountReceived(100);
+  metrics.CountReceived(23);
+  metrics.CountSent(77);
+  metrics.CountPushback();
+  metrics.CountFinished(absl::StatusCode::kOk, Stage::kDone);
+  metrics.CountFinished(absl::StatusCode::kDeadlineExceeded, Stage::kQueue);
+  EXPECT_EQ(metrics.received(), 2);
+  EXPECT_EQ(metrics.finished(), 2);
+  const std::string text = metrics.Serialize();
+  EXPECT_THAT(text, HasSubstr("attnd_requests_received_total 2\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_received_bytes_total 123\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_sent_bytes_total 77\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_retry_pushback_total 1\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_requests_finished_total{code=\"OK\",stage=\"done\"} 1\n"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("attnd_requests_finished_total{code=\"DEADLINE_EXCEEDED\",stage=\"queue\"} 1\n"));
+}
+
+// S48: malformed requests are counted as failures.
+TEST(Metrics, S48MalformedRequestsAreCounted) {
+  Metrics metrics;
+  for (int i = 0; i < 200; ++i) {
+    metrics.CountReceived(0);
+    metrics.CountFinished(absl::StatusCode::kInvalidArgument, Stage::kReceive);
+  }
+  EXPECT_THAT(metrics.Serialize(),
+              HasSubstr("attnd_requests_finished_total{code=\"INVALID_ARGUMENT\",stage="
+                        "\"receive\"} 200\n"));
+  EXPECT_EQ(metrics.received(), metrics.finished());
+}
+
+TEST(Metrics, HistogramsAreInSeconds) {
+  Metrics metrics;
+  metrics.ObserveTiming(
+      {.queue_us = 15, .upload_us = 0, .run_us = 1500000, .download_us = 0, .total_us = 1500015});
+  metrics.ObserveBatch(3);
+  metrics.ObserveKernel("attn_fwd_bf16_d64_causal_avx512", 0.25);
+  const std::string text = metrics.Serialize();
+  EXPECT_THAT(text, HasSubstr("attnd_stage_seconds_sum{stage=\"run\"} 1.5\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_stage_seconds_bucket{stage=\"run\",le=\"1\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_stage_seconds_bucket{stage=\"run\",le=\"2\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_stage_seconds_count{stage=\"total\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_batch_requests_bucket{le=\"4\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_kernel_run_seconds_sum{kernel="
+                              "\"attn_fwd_bf16_d64_causal_avx512\"} 0.25\n"));
+}
+
+TEST(Metrics, HostileKernelNamesCannotGrowTheSeries) {
+  Metrics metrics;
+  metrics.ObserveKernel("kept", 1);
+  for (int i = 0; i < 100000; ++i) metrics.ObserveKernel("kernel_" + std::to_string(i), 1e-3);
+  for (const char* hostile : {"", "UPPER", "quote\"", "line\nbreak", "\xff\xfe", "a b", "{}"}) {
+    metrics.ObserveKernel(hostile, 1e-3);
+  }
+  metrics.ObserveKernel(std::string(65, 'a'), 1e-3);
+  metrics.ObserveKernel("kept", 1);
+  const std::string text = metrics.Serialize();
+  std::set<std::string> names;
+  for (const std::string& series : Series(text)) {
+    if (series.rfind("attnd_kernel_run_seconds_count", 0) == 0) names.insert(series);
+  }
+  EXPECT_EQ(static_cast<int64_t>(names.size()), Metrics::kMaxKernelNames + 1);
+  EXPECT_THAT(text, HasSubstr("attnd_kernel_run_seconds_count{kernel=\"kept\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_kernel_run_seconds_count{kernel=\"other\"} " +
+                              std::to_string(100000 - (Metrics::kMaxKernelNames - 1) + 8) + "\n"));
+}
+
+TEST(Metrics, AtMost2000SeriesWhateverHappens) {
+  Metrics metrics;
+  FillWithEverything(metrics);
+  const std::vector<std::string> series = Series(metrics.Serialize());
+  EXPECT_LE(series.size(), 2000u);
+  EXPECT_GT(series.size(), 1000u) << "this test no longer fills the metrics";
+  EXPECT_EQ(std::set<std::string>(series.begin(), series.end()).size(), series.size());
+}
+
+TEST(Metrics, GaugesAreReadWhenScraped) {
+  Metrics metrics;
+  double value = 1;
+  int reads = 0;
+  metrics.AddGauge("attnd_queue_requests", "Requests that wait.", [&] {
+    ++reads;
+    return value;
+  });
+  EXPECT_EQ(reads, 0);
+  EXPECT_THAT(metrics.Serialize(), HasSubstr("attnd_queue_requests 1\n"));
+  value = 5;
+  EXPECT_THAT(metrics.Serialize(), HasSubstr("attnd_queue_requests 5\n"));
+  metrics.AddGauge("attnd_queue_requests", "Requests that wait.", [] { return 9.0; });
+  EXPECT_THAT(metrics.Serialize(), HasSubstr("attnd_queue_requests 9\n"));
+  metrics.RemoveGauges();
+  EXPECT_THAT(metrics.Serialize(), Not(HasSubstr("attnd_queue_requests")));
+  EXPECT_EQ(reads, 2);
+}
+
+TEST(Metrics, BuildInfoIsOneSeriesWithTheLatestValues) {
+  Metrics metrics;
+  EXPECT_THAT(metrics.Serialize(), Not(HasSubstr("attnd_build_info")));
+  metrics.SetBuildInfo("0.1.0", "portable");
+  metrics.SetBuildInfo("0.1.0", "avx512");
+  EXPECT_THAT(metrics.Serialize(),
+              HasSubstr("attnd_build_info{version=\"0.1.0\",backend=\"avx512\"} 1\n"));
+  EXPECT_THAT(metrics.Serialize(), Not(HasSubstr("portable")));
+}
+
+// Every family has HELP and TYPE before its first sample, and ends where the next begins.
+TEST(Metrics, TheTextIsWellFormed) {
+  Metrics metrics;
+  FillWithEverything(metrics);
+  std::string family;
+  std::string type;
+  std::set<std::string> seen;
+  for (const std::string& line : Lines(metrics.Serialize())) {
+    std::istringstream words(line);
+    std::string hash, keyword, name;
+    if (line[0] == '#') {
+      words >> hash >> keyword >> name;
+      if (keyword == "HELP") {
+        EXPECT_TRUE(seen.insert(name).second) << name << " twice";
+        family = name;
+      } else {
+        ASSERT_EQ(keyword, "TYPE");
+        EXPECT_EQ(name, family);
+        words >> type;
+      }
+      continue;
+    }
+    EXPECT_EQ(line.rfind(family, 0), 0u) << line;
+    EXPECT_EQ(line.rfind("attnd_", 0), 0u) << line;
+    if (type == "counter") {
+      EXPECT_THAT(family, ::testing::EndsWith("_total"));
+    }
+    EXPECT_NE(line.rfind(' '), std::string::npos);
+    char* end = nullptr;
+    std::strtod(line.c_str() + line.rfind(' '), &end);
+    EXPECT_EQ(*end, '\0') << line;
+  }
+  EXPECT_EQ(seen.size(), 17u);
+}
+
+// Prometheus' own linter, where there is one.
+TEST(Metrics, PromtoolFindsNothingToComplainOf) {
+  if (std::system("promtool --version > /dev/null 2>&1") != 0) {
+    GTEST_SKIP() << "no promtool here (Debian: package prometheus)";
+  }
+  Metrics metrics;
+  FillWithEverything(metrics);
+  const std::string path = ::testing::TempDir() + "attnd_metrics_test.txt";
+  std::ofstream(path) << metrics.Serialize();
+  const std::string command = "promtool check metrics < " + path;
+  EXPECT_EQ(std::system(command.c_str()), 0);
+  std::remove(path.c_str());
+}
+
+TEST(Metrics, ThreadsCountWhileOthersScrape) {
+  constexpr int kThreads = 4;
+  constexpr int kCalls = 2000;
+  Metrics metrics;
+  AddEveryGauge(metrics);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < kCalls; ++i) {
+        metrics.CountReceived(1);
+        metrics.CountFinished(absl::StatusCode::kOk, kStages[i % 6]);
+        metrics.ObserveKernel("kernel_" + std::to_string(i % 300), 1e-3);
+        metrics.ObserveTiming({1, 2, 3, 4, 5});
+        if (i % 500 == 0) metrics.Serialize();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(metrics.received(), kThreads * kCalls);
+  EXPECT_EQ(metrics.finished(), kThreads * kCalls);
+  EXPECT_THAT(metrics.Serialize(), HasSubstr("attnd_stage_seconds_count{stage=\"run\"} 8000\n"));
+}
+
+}  // namespace
+}  // namespace attnd::server
