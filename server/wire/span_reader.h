@@ -43,8 +43,7 @@ class SpanReader {
   bool ReadVarint(int max_bytes, uint64_t& value, std::string& raw) {
     value = 0;
     for (int i = 0; i < max_bytes && left_bytes_ > 0; ++i) {
-      unsigned char byte = 0;
-      CopyTo(1, &byte);
+      const unsigned char byte = TakeByte();
       raw.push_back(static_cast<char>(byte));
       value |= uint64_t{byte & 0x7fu} << (7 * i);
       if (byte < 0x80) return true;
@@ -67,6 +66,17 @@ class SpanReader {
         at_ = 0;
       }
     }
+  }
+
+  // Take(1), for what is read byte by byte.
+  unsigned char TakeByte() {
+    while (at_ == spans_.front().size()) {
+      spans_.remove_prefix(1);
+      at_ = 0;
+    }
+    ++offset_bytes_;
+    --left_bytes_;
+    return spans_.front()[at_++];
   }
 
   absl::Span<const ByteSpan> spans_;  // from the one being read
