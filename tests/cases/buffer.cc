@@ -86,7 +86,7 @@ Buffer::Buffer(DType dtype, Layout layout, Placement placement, const std::vecto
     next += e.len * region.strides.row;
   }
   bytes_ = std::vector<unsigned char>((end + gaps.guard) * SizeBytes(dtype));
-  FillWithPoison(placement, seed);
+  if (placement != Placement::kSnug) FillWithPoison(placement, seed);
 }
 
 void* Buffer::data(size_t i) {
@@ -124,13 +124,15 @@ void Buffer::ForEach(size_t i, Visit visit) const {
 
 void Buffer::FillWithPoison(Placement placement, uint64_t seed) {
   Random random(seed);
-  for (int64_t i = 0; i < size_elems(); ++i) {
-    // Within fp16's range, and large enough that one stray element shows in any result.
-    const float large =
-        (random.Next() & 1 ? -1.0f : 1.0f) * static_cast<float>(3e4 * random.Uniform());
-    const float nan = std::numeric_limits<float>::quiet_NaN();
-    kernels::StoreElement(bytes_.data(), i, dtype_,
-                          placement == Placement::kOddLarge ? large : nan);
+  const int64_t count = size_elems();
+  for (int64_t i = 0; i < count; ++i) {
+    float poison = std::numeric_limits<float>::quiet_NaN();
+    if (placement == Placement::kOddLarge) {
+      // Within fp16's range, and so large that one stray element shows in any result.
+      const uint64_t bits = random.Next();
+      poison = static_cast<float>(1000 + bits % 60000) * (bits >> 63 ? -1.0f : 1.0f);
+    }
+    kernels::StoreElement(bytes_.data(), i, dtype_, poison);
   }
 }
 
@@ -169,7 +171,8 @@ std::vector<unsigned char> Buffer::GetBits(size_t i) const {
 
 void Buffer::FillWithSentinel() {
   const uint32_t sentinel = SentinelBits(dtype_);
-  for (int64_t i = 0; i < size_elems(); ++i) SetBits(i, sentinel);
+  const int64_t count = size_elems();
+  for (int64_t i = 0; i < count; ++i) SetBits(i, sentinel);
   frozen_.clear();
 }
 
@@ -180,13 +183,14 @@ std::string Buffer::Check(int only_region) const {
       if (bytes_[i] != frozen_[i]) return absl::StrCat("an input's byte ", i, " was written");
     }
   }
-  std::vector<bool> inside(size_elems());
+  const int64_t count = size_elems();
+  std::vector<char> inside(count);
   for (size_t i = 0; i < regions_.size(); ++i) {
     if (only_region >= 0 && i != static_cast<size_t>(only_region)) continue;
     ForEach(i, [&](int64_t element) { inside[element] = true; });
   }
   const uint32_t sentinel = SentinelBits(dtype_);
-  for (int64_t i = 0; i < size_elems(); ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     const bool untouched = Bits(i) == sentinel;
     if (inside[i] && untouched) return absl::StrCat("output element ", i, " was never written");
     if (!inside[i] && !untouched) {

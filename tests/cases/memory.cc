@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "tests/cases/values.h"
 
 namespace attnd::testing {
 
@@ -156,6 +155,14 @@ std::string CaseMemory::Check() const {
     }
   }
   return "";
+}
+
+Values CaseMemory::ReadInputs(size_t i) const {
+  const auto read = [i](const Buffer& buffer) {
+    const std::vector<double> values = buffer.Get(i);
+    return std::vector<float>(values.begin(), values.end());
+  };
+  return {read(q_), read(k_), read(v_)};
 }
 
 std::vector<unsigned char> CaseMemory::OutputBits(size_t i, Which which) const {

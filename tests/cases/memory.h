@@ -10,6 +10,7 @@
 #include "kernels/backend.h"
 #include "tests/cases/buffer.h"
 #include "tests/cases/case.h"
+#include "tests/cases/values.h"
 
 namespace attnd::testing {
 
@@ -54,6 +55,9 @@ class CaseMemory {
   void ResetOutputs();
   // Empty, or what is wrong: an input changed, an output element unwritten, a write outside.
   std::string Check() const;
+
+  // The inputs of problem i as they lie in memory, rounded, dense.
+  Values ReadInputs(size_t i) const;
 
   // Dense [batch, q_heads, q_len, head_dim] and [batch, q_heads, q_len] of problem i.
   std::vector<double> Output(size_t i) const { return o_.Get(i); }

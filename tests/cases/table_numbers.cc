@@ -45,7 +45,7 @@ CaseGroup LongSums() {
           {.dtype = dtype, .lens = {{3, 16384}}, .head_dim = 64, .distribution = distribution});
       Add(group, {.dtype = dtype,
                   .lens = {{1, 20001}},
-                  .head_dim = 64,
+                  .head_dim = 16,
                   .mask = kCausal,
                   .distribution = distribution});
     }

@@ -20,15 +20,9 @@ class Random {
   int64_t Below(int64_t bound) {
     return static_cast<int64_t>(Next() % static_cast<uint64_t>(bound));
   }
-  // (0, 1].
-  double Uniform() { return (static_cast<double>(Next() >> 11) + 1) * 0x1p-53; }
-  // N(0,1), by Box and Muller.
-  double Normal();
 
  private:
   uint64_t state_;
-  bool has_spare_ = false;
-  double spare_ = 0;
 };
 
 // The logical values of one problem, dense [batch, heads, len, head_dim], whatever the layout in

@@ -73,39 +73,6 @@ TEST_P(Conformance, AKeyTouchesOnlyRowsThatSeeIt) {
   }
 }
 
-TEST_P(Conformance, PackedNeighboursAreNotTouched) {
-  for (const Case& c : *cases_) {
-    if (c.layout != Layout::kTHD) continue;
-    for (int i = 0; i < static_cast<int>(c.lens.size()); ++i) {
-      SCOPED_TRACE(c.name + ", sequence " + std::to_string(i));
-      const MemoryOptions options{.seed = 1, .only_sequence = i};
-      const CaseMemory all(c, {.seed = 1});
-      CaseMemory memory(c, options);
-      ASSERT_TRUE(RunTasks(*backend_, memory.Tasks(*backend_)).ok());
-      EXPECT_EQ(memory.Check(), "");
-      CheckNumbers(ExpectedOf(c, {.seed = 1}, all)[i], memory.problems()[i], memory.Output(i),
-                   memory.Lse(i));
-    }
-  }
-}
-
-// LSE is optional, and O does not depend on whether it is asked for.
-TEST_P(Conformance, LseMayBeLeftOut) {
-  for (const Case& c : *cases_) {
-    SCOPED_TRACE(c.name);
-    CaseMemory with(c, {.seed = 1});
-    CaseMemory without(c, {.seed = 1, .want_lse = false});
-    ASSERT_TRUE(RunTasks(*backend_, with.Tasks(*backend_)).ok());
-    ASSERT_TRUE(RunTasks(*backend_, without.Tasks(*backend_)).ok());
-    EXPECT_EQ(without.Check(), "");
-    for (size_t i = 0; i < with.problems().size(); ++i) {
-      // Bits, as NaN is not equal to itself.
-      EXPECT_EQ(with.OutputBits(i, CaseMemory::Which::kO),
-                without.OutputBits(i, CaseMemory::Which::kO));
-    }
-  }
-}
-
 // The plan names the kernel by the grammar and does not look at batch or heads beyond the group.
 TEST_P(Conformance, PlanDependsOnTheSequenceAlone) {
   for (const Case& c : *cases_) {
@@ -137,10 +104,10 @@ INSTANTIATE_TEST_SUITE_P(All, Conformance,
                            return TestName(std::get<0>(info.param)) + "_" + std::get<1>(info.param);
                          });
 
-class TileEdges : public ::testing::TestWithParam<std::string> {};
+class OneBackend : public ::testing::TestWithParam<std::string> {};
 
 // Around the edges of the tiles that this backend says it uses.
-TEST_P(TileEdges, AreWithinTheBoundsOfFp64) {
+TEST_P(OneBackend, IsWithinTheBoundsAroundItsTileEdges) {
   const auto backend = MakeBackend(GetParam(), kThreads);
   const kernels::MaskSpec window = {.causal = {}, .window = {17, 17}};
   uint64_t seed = 10;
@@ -160,7 +127,42 @@ TEST_P(TileEdges, AreWithinTheBoundsOfFp64) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TileEdges, ::testing::ValuesIn(AvailableBackends()),
+TEST_P(OneBackend, PackedNeighboursAreNotTouched) {
+  const auto backend = MakeBackend(GetParam(), kThreads);
+  for (const Case& c : CasesOf("layout")) {
+    if (c.layout != Layout::kTHD) continue;
+    for (int i = 0; i < static_cast<int>(c.lens.size()); ++i) {
+      SCOPED_TRACE(c.name + ", sequence " + std::to_string(i));
+      const MemoryOptions options{.seed = 1, .only_sequence = i};
+      const CaseMemory all(c, {.seed = 1});
+      CaseMemory memory(c, options);
+      ASSERT_TRUE(RunTasks(*backend, memory.Tasks(*backend)).ok());
+      EXPECT_EQ(memory.Check(), "");
+      CheckNumbers(ExpectedOf(c, {.seed = 1}, all)[i], memory.problems()[i], memory.Output(i),
+                   memory.Lse(i));
+    }
+  }
+}
+
+// LSE is optional, and O does not depend on whether it is asked for.
+TEST_P(OneBackend, LseMayBeLeftOut) {
+  const auto backend = MakeBackend(GetParam(), kThreads);
+  for (const Case& c : CasesOf("layout")) {
+    SCOPED_TRACE(c.name);
+    CaseMemory with(c, {.seed = 1});
+    CaseMemory without(c, {.seed = 1, .want_lse = false});
+    ASSERT_TRUE(RunTasks(*backend, with.Tasks(*backend)).ok());
+    ASSERT_TRUE(RunTasks(*backend, without.Tasks(*backend)).ok());
+    EXPECT_EQ(without.Check(), "");
+    for (size_t i = 0; i < with.problems().size(); ++i) {
+      // Bits, as NaN is not equal to itself.
+      EXPECT_EQ(with.OutputBits(i, CaseMemory::Which::kO),
+                without.OutputBits(i, CaseMemory::Which::kO));
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OneBackend, ::testing::ValuesIn(AvailableBackends()),
                          [](const auto& info) { return TestName(info.param); });
 
 TEST(Table, NamesAreUnique) {
