@@ -64,7 +64,8 @@ start() {
     { cat "$WORK/start.log" >&2; exit 1; }
   GRPC=127.0.0.1:7070 HTTP=127.0.0.1:7071
   if [ "$ENGINE" = docker ]; then
-    GRPC=$(docker port "$NAME" 7070/tcp) HTTP=$(docker port "$NAME" 7071/tcp)
+    # One that has ended at once has none.
+    GRPC=$(docker port "$NAME" 7070/tcp 2>/dev/null || true) HTTP=$(docker port "$NAME" 7071/tcp 2>/dev/null || true)
   fi
 }
 
