@@ -1,0 +1,259 @@
+// A server's life: ready, draining, faulty, gone; and who may listen where.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "tests/service/harness.h"
+
+namespace attnd::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+constexpr char kService[] = "attnd.v1.AttentionService";
+// grpc.health.v1: HealthCheckResponse with status SERVING or NOT_SERVING.
+const std::string kServing = "\x08\x01";
+const std::string kNotServing = "\x08\x02";
+
+std::string HealthRequest(const std::string& service) {
+  return service.empty() ? "" : absl::StrCat("\x0a", std::string(1, service.size()), service);
+}
+
+class Watch {
+ public:
+  Watch(const TestServer& server, const std::string& service)
+      : stream_(server.NewChannel(), "/grpc.health.v1.Health/Watch") {
+    stream_.Write(HealthRequest(service));
+  }
+  std::string Next() {
+    std::string message;
+    return stream_.Read(&message) ? message : "(end)";
+  }
+
+ private:
+  RawStream stream_;
+};
+
+std::string Check(const TestServer& server, const std::string& service) {
+  RawStream stream(server.NewChannel(), "/grpc.health.v1.Health/Check");
+  stream.Write(HealthRequest(service));
+  std::string message;
+  return stream.Read(&message) ? message : "(end)";
+}
+
+TEST(LifeTest, AReadyServerSaysSoEverywhere) {
+  TestServer server;
+  EXPECT_EQ(Check(server, ""), kServing);
+  EXPECT_EQ(Check(server, kService), kServing);
+  EXPECT_EQ(Check(server, "another"), "(end)");
+  EXPECT_EQ(server.Get("/readyz"), std::make_pair(200, std::string("ready\n")));
+  EXPECT_EQ(server.Get("/livez").first, 200);
+  EXPECT_EQ(server.Get("/").first, 404);
+  EXPECT_EQ(server.Get("/metricsx").first, 404);
+  const auto [status, metrics] = server.Get("/metrics");
+  EXPECT_EQ(status, 200);
+  EXPECT_THAT(metrics, HasSubstr("attnd_serving 1"));
+  EXPECT_THAT(metrics, HasSubstr("attnd_requests_received_total 0"));
+}
+
+TEST(LifeTest, ReflectionListsTheServices) {
+  TestServer server;
+  RawStream stream(server.channel(),
+                   "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo");
+  // ServerReflectionRequest {list_services = ""}
+  ASSERT_TRUE(stream.Write(std::string("\x3a\x00", 2)));
+  std::string message;
+  ASSERT_TRUE(stream.Read(&message));
+  EXPECT_THAT(message, HasSubstr(kService));
+  EXPECT_THAT(message, HasSubstr("grpc.health.v1.Health"));
+  // ServerReflectionRequest {file_containing_symbol = kService}
+  ASSERT_TRUE(stream.Write(absl::StrCat("\x22", std::string(1, sizeof(kService) - 1), kService)));
+  ASSERT_TRUE(stream.Read(&message));
+  EXPECT_THAT(message, HasSubstr("attnd/v1/attnd.proto"));
+}
+
+TEST(LifeTest, S39DrainLosesNoCall) {
+  auto device = std::make_unique<GatedDevice>();
+  GatedDevice& gate = *device;
+  server::ServerOptions options = TestOptions();
+  options.drain_delay_ms = 2000;
+  TestServer server(options, std::move(device));
+  const v1::ComputeRequest request = MakeRequest({});
+  Watch whole(server, "");
+  Watch service(server, kService);
+  EXPECT_EQ(whole.Next(), kServing);
+  EXPECT_EQ(service.Next(), kServing);
+  gate.Hold();
+  const auto in_flight = server.Begin(request);
+  gate.WaitUntilHeld();
+
+  bool clean = false;
+  std::thread drain([&] { clean = server->Drain(); });
+  // Not ready first, and still serving for the delay.
+  EXPECT_EQ(whole.Next(), kNotServing);
+  EXPECT_EQ(service.Next(), kNotServing);
+  EXPECT_EQ(server.Get("/readyz").first, 404);
+  EXPECT_EQ(server.Get("/livez").first, 200);
+  const auto late = server.Begin(request);
+  ASSERT_TRUE(Eventually([&] { return server.Metric("attnd_queue_requests") == 1; }));
+
+  // Then new calls are refused, on old connections and new ones.
+  Outcome refused;
+  ASSERT_TRUE(Eventually([&] {
+    refused = server.Compute(request, {.timeout = milliseconds(50)});
+    return refused.code() == grpc::StatusCode::UNAVAILABLE;
+  }));
+  EXPECT_THAT(refused.status.error_message(), HasSubstr("draining"));
+  EXPECT_EQ(refused.Trailer("attnd-version"), ATTND_VERSION);
+  EXPECT_EQ(PendingCall(server.NewChannel(), request.SerializeAsString()).Wait().code(),
+            grpc::StatusCode::UNAVAILABLE);
+
+  gate.Release();
+  EXPECT_TRUE(IsRight(in_flight->Wait(), request));
+  EXPECT_TRUE(IsRight(late->Wait(), request));
+  drain.join();
+  EXPECT_TRUE(clean);
+}
+
+TEST(LifeTest, ADrainThatTakesTooLongSaysSo) {
+  auto device = std::make_unique<GatedDevice>();
+  GatedDevice& gate = *device;
+  server::ServerOptions options = TestOptions();
+  options.drain_timeout_ms = 50;
+  TestServer server(options, std::move(device));
+  gate.Hold();
+  const auto stuck = server.Begin(MakeRequest({}));
+  gate.WaitUntilHeld();
+  EXPECT_FALSE(server->Drain());
+  gate.Release();
+  stuck->Wait();
+}
+
+TEST(LifeTest, S40ShutdownWithAnOpenCallEnds) {
+  TestServer server;
+  RawStream open(server.channel(), kComputeMethod);
+  Watch watch(server, "");
+  EXPECT_EQ(watch.Next(), kServing);
+  ASSERT_TRUE(Eventually([&] { return server.Metric("attnd_receive_used_bytes") > 0; }));
+  const auto begin = std::chrono::steady_clock::now();
+  server.Destroy();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  EXPECT_FALSE(open.Finish().ok());
+}
+
+TEST(LifeTest, ALostDeviceEndsItsBatchTheQueueAndTheService) {
+  auto device = std::make_unique<GatedDevice>();
+  GatedDevice& gate = *device;
+  std::promise<absl::Status> lost;
+  TestServer server(TestOptions(), std::move(device),
+                    [&](const absl::Status& status) { lost.set_value(status); });
+  Watch watch(server, "");
+  EXPECT_EQ(watch.Next(), kServing);
+  const v1::ComputeRequest request = MakeRequest({});
+  gate.Hold();
+  const auto running = server.Begin(request);
+  gate.WaitUntilHeld();
+  const auto queued = server.Begin(request);
+  ASSERT_TRUE(Eventually([&] { return server.Metric("attnd_queue_requests") == 1; }));
+  gate.FailWith(absl::InternalError("the device fell off the bus"));
+  gate.Release();
+
+  const Outcome failed = running->Wait();
+  EXPECT_EQ(failed.code(), grpc::StatusCode::INTERNAL);
+  EXPECT_THAT(failed.status.error_message(), HasSubstr("fell off the bus"));
+  EXPECT_EQ(failed.Trailer("attnd-version"), ATTND_VERSION);
+  EXPECT_EQ(queued->Wait().code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(lost.get_future().get().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(watch.Next(), kNotServing);
+  EXPECT_EQ(server.Get("/readyz"), std::make_pair(503, std::string("faulty\n")));
+  EXPECT_EQ(server.Compute(request).code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_TRUE(server->Drain());
+}
+
+// Runs, and leaves the answer as it was.
+class IdleDevice final : public server::Device {
+ public:
+  const server::DeviceDescription& Describe() const override { return description_; }
+  absl::Status Supports(const kernels::AttentionProblem&) const override {
+    return absl::OkStatus();
+  }
+  absl::Status Upload(std::vector<server::RunningJob>&) override { return absl::OkStatus(); }
+  absl::Status Run(std::vector<server::RunningJob>&) override { return absl::OkStatus(); }
+  absl::Status Download(std::vector<server::RunningJob>&) override { return absl::OkStatus(); }
+
+ private:
+  server::DeviceDescription description_;
+};
+
+TEST(LifeTest, ADeviceThatComputesWronglyIsNotServed) {
+  const auto server = server::Server::Start(TestOptions(), std::make_unique<IdleDevice>());
+  EXPECT_EQ(server.status().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(server.status().message()), HasSubstr("computes wrongly"));
+}
+
+TEST(LifeTest, S43ATakenPortIsRefused) {
+  TestServer first;
+  server::ServerOptions options = TestOptions();
+  options.listen = first.address();
+  const auto second = server::Server::Start(options);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(first.address()));
+
+  options = TestOptions();
+  options.http_listen = absl::StrCat("127.0.0.1:", first->http_port());
+  EXPECT_EQ(server::Server::Start(options).status().code(), absl::StatusCode::kUnavailable);
+
+  const v1::ComputeRequest request = MakeRequest({});
+  EXPECT_TRUE(IsRight(first.Compute(request), request));
+}
+
+TEST(LifeTest, AUnixSocketIsServedButNeverTakenOver) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/attnd_test_", getpid(), ".sock");
+  server::ServerOptions options = TestOptions();
+  options.listen = absl::StrCat("unix:", path);
+  {
+    TestServer server(options);
+    EXPECT_EQ(server->port(), 0);
+    const v1::ComputeRequest request = MakeRequest({});
+    EXPECT_TRUE(IsRight(server.Compute(request), request));
+    const auto second = server::Server::Start(options);
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(second.status().message()), HasSubstr(path));
+    EXPECT_TRUE(IsRight(server.Compute(request), request));
+  }
+  // What a killed server leaves behind is no obstacle.
+  const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  unlink(path.c_str());
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  close(fd);
+  { TestServer server(options); }
+  unlink(path.c_str());
+  // A file that is none of ours is left alone.
+  std::ofstream(path) << "precious";
+  EXPECT_EQ(server::Server::Start(options).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(std::remove(path.c_str()), 0);
+}
+
+TEST(LifeTest, HttpCanBeOff) {
+  server::ServerOptions options = TestOptions();
+  options.http_listen = "";
+  TestServer server(options);
+  EXPECT_EQ(server->http_port(), 0);
+  const v1::ComputeRequest request = MakeRequest({});
+  EXPECT_TRUE(IsRight(server.Compute(request), request));
+}
+
+}  // namespace
+}  // namespace attnd::testing

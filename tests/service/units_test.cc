@@ -1,0 +1,182 @@
+// The service's small parts on their own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "server/listen_address.h"
+#include "server/log.h"
+#include "server/options.h"
+#include "server/services/call_facts.h"
+#include "server/services/call_gate.h"
+#include "server/services/message_bytes.h"
+#include "server/services/worker_pool.h"
+
+namespace attnd::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(QuoteForLogTest, NoValueForgesALineOrAKey) {
+  EXPECT_EQ(QuoteForLog("plain-1.5/x"), "plain-1.5/x");
+  EXPECT_EQ(QuoteForLog(""), "\"\"");
+  EXPECT_EQ(QuoteForLog("a b"), "\"a b\"");
+  EXPECT_EQ(QuoteForLog("a=b"), "\"a=b\"");
+  EXPECT_EQ(QuoteForLog("a\nlevel=info"), "\"a\\nlevel=info\"");
+  EXPECT_EQ(QuoteForLog("\"\\"), "\"\\\"\\\\\"");
+  EXPECT_EQ(QuoteForLog("\x1b[31m\xff").find('\x1b'), std::string::npos);
+  EXPECT_FALSE(SetUpLog("loud").ok());
+}
+
+TEST(ListenAddressTest, ReadsWhatPeopleWrite) {
+  const auto v4 = ParseListenAddress("127.0.0.1:7070");
+  ASSERT_TRUE(v4.ok());
+  EXPECT_TRUE(v4->is_loopback);
+  EXPECT_EQ(v4->port, 7070);
+  EXPECT_EQ(v4->ToString(), "127.0.0.1:7070");
+  const auto v6 = ParseListenAddress("[::1]:0");
+  ASSERT_TRUE(v6.ok());
+  EXPECT_TRUE(v6->is_loopback);
+  EXPECT_EQ(v6->ToString(), "[::1]:0");
+  EXPECT_TRUE(ParseListenAddress("localhost:1")->is_loopback);
+  EXPECT_TRUE(ParseListenAddress("127.8.9.10:1")->is_loopback);
+  EXPECT_FALSE(ParseListenAddress("0.0.0.0:1")->is_loopback);
+  EXPECT_FALSE(ParseListenAddress("[::]:1")->is_loopback);
+  EXPECT_FALSE(ParseListenAddress("localhost.example.com:1")->is_loopback);
+  EXPECT_FALSE(ParseListenAddress("127.example.com:1")->is_loopback);
+  EXPECT_EQ(ParseListenAddress("unix:/tmp/x")->ToString(), "unix:/tmp/x");
+  for (const char* bad : {"", "7070", ":7070", "::1:7070", "host:", "host:70000", "host:-1",
+                          "host:x", "unix:", "[]:1"}) {
+    EXPECT_FALSE(ParseListenAddress(bad).ok()) << bad;
+  }
+  EXPECT_FALSE(ParseListenAddress("unix:" + std::string(200, 'x')).ok());
+}
+
+std::string WhyInvalid(const std::function<void(ServerOptions&)>& change) {
+  ServerOptions options;
+  change(options);
+  const absl::Status status = Validate(options);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  return std::string(status.message());
+}
+
+TEST(OptionsTest, EveryErrorNamesTheFlagAndItsValue) {
+  EXPECT_TRUE(Validate(ServerOptions()).ok());
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.listen = "0.0.0.0:7070"; }),
+              AllOf(HasSubstr("--listen=0.0.0.0:7070"), HasSubstr("--insecure_listen")));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.http_listen = "[::]:1"; }),
+              HasSubstr("--http_listen=[::]:1"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.http_listen = "unix:/x"; }), HasSubstr("--http_listen"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.threads = -1; }), HasSubstr("--threads=-1"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.scheduler.max_queue_requests = 0; }),
+              HasSubstr("--max_queue_requests=0"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.scheduler.max_queue_bytes = -5; }),
+              HasSubstr("--max_queue_bytes=-5"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.scheduler.max_batch_problems = 0; }),
+              HasSubstr("--max_batch_problems=0"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.scheduler.max_batch_bytes = 0; }),
+              HasSubstr("--max_batch_bytes=0"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.scheduler.max_batch_delay_us = -1; }),
+              HasSubstr("--max_batch_delay_us=-1"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.max_unary_bytes = int64_t{1} << 31; }),
+              HasSubstr("--max_unary_bytes=2147483648"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.receive_bytes = o.max_unary_bytes - 1; }),
+              HasSubstr("--receive_bytes="));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.arena_bytes = o.max_unary_bytes; }),
+              HasSubstr("--arena_bytes="));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.drain_delay_ms = -1; }), HasSubstr("--drain_delay_ms=-1"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.drain_timeout_ms = -1; }),
+              HasSubstr("--drain_timeout_ms=-1"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.default_deadline_ms = -1; }),
+              HasSubstr("--default_deadline_ms=-1"));
+  ServerOptions open;
+  open.listen = open.http_listen = "0.0.0.0:7070";
+  open.insecure_listen = true;
+  EXPECT_TRUE(Validate(open).ok());
+}
+
+TEST(CallFactsTest, OnlyTheSameHostIsLocal) {
+  for (const char* peer :
+       {"ipv4:127.0.0.1:42", "ipv6:[::1]:42", "ipv6:%5B::1%5D:42", "unix:/tmp/x", "unix:"}) {
+    EXPECT_TRUE(CallerFromPeer(peer).is_local) << peer;
+  }
+  for (const char* peer :
+       {"ipv4:10.0.0.1:42", "ipv6:%5B::2%5D:42", "ipv6:%5B::1:2%5D:42", "", "ipv4:1.127.0.1:1"}) {
+    EXPECT_FALSE(CallerFromPeer(peer).is_local) << peer;
+  }
+  EXPECT_EQ(CallerFromPeer("unix:").tenant, "default");
+}
+
+TEST(CallFactsTest, GrpcsDeadlineMovesToTheSteadyClock) {
+  using std::chrono::system_clock;
+  const TimePoint now = std::chrono::steady_clock::now();
+  EXPECT_EQ(ToSteady(system_clock::time_point::max(), now), kNever);
+  const TimePoint soon = ToSteady(system_clock::now() + std::chrono::seconds(5), now);
+  EXPECT_GT(soon, now + std::chrono::seconds(4));
+  EXPECT_LE(soon, now + std::chrono::seconds(5));
+  EXPECT_LT(ToSteady(system_clock::now() - std::chrono::seconds(5), now), now);
+}
+
+TEST(CallFactsTest, ASizeGivenTwiceIsRefused) {
+  std::multimap<grpc::string_ref, grpc::string_ref> metadata;
+  EXPECT_EQ(*DeclaredBytes(metadata, 100), 100);
+  metadata.emplace("attnd-request-bytes", "7");
+  EXPECT_EQ(*DeclaredBytes(metadata, 100), 7);
+  metadata.emplace("attnd-request-bytes", "7");
+  EXPECT_EQ(DeclaredBytes(metadata, 100).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(WorkerPoolTest, IsBoundedAndRunsWhatItTook) {
+  std::atomic<int> ran{0};
+  {
+    CallGate entered;
+    ASSERT_TRUE(entered.Enter());
+    CallGate hold;
+    ASSERT_TRUE(hold.Enter());
+    WorkerPool pool(1, 2);
+    ASSERT_TRUE(pool.TryPost([&] {
+      entered.Leave();
+      hold.WaitUntilEmpty(kNever);
+    }));
+    entered.WaitUntilEmpty(kNever);
+    EXPECT_TRUE(pool.TryPost([&] { ++ran; }));
+    EXPECT_TRUE(pool.TryPost([&] { ++ran; }));
+    EXPECT_FALSE(pool.TryPost([&] { ++ran; }));
+    hold.Leave();
+  }
+  EXPECT_EQ(ran, 2);
+}
+
+TEST(CallGateTest, IsShutForNewcomersAndWaitsForThoseInside) {
+  CallGate gate;
+  ASSERT_TRUE(gate.Enter());
+  gate.Shut();
+  EXPECT_FALSE(gate.Enter());
+  EXPECT_FALSE(gate.WaitUntilEmpty(std::chrono::steady_clock::now()));
+  std::thread leaver([&] { gate.Leave(); });
+  EXPECT_TRUE(gate.WaitUntilEmpty(kNever));
+  leaver.join();
+}
+
+TEST(MessageBytesTest, ABufferGoesBackOnlyWhenItsSliceIsGone) {
+  BufferPool pool(1 << 20);
+  Answer answer;
+  answer.o = *pool.Allocate(1000);
+  answer.lse = *pool.Allocate(100);
+  const unsigned char* const o = answer.o.data();
+  std::vector<grpc::Slice> slices;
+  {
+    const grpc::ByteBuffer buffer = ToByteBuffer({"head", "middle"}, std::move(answer));
+    EXPECT_EQ(buffer.Length(), 4u + 1000 + 6 + 100);
+    ASSERT_TRUE(buffer.Dump(&slices).ok());
+  }
+  ASSERT_EQ(slices.size(), 4u);
+  EXPECT_EQ(slices[1].begin(), o);  // not a copy
+  EXPECT_GE(pool.used_bytes(), 1100);
+  slices.clear();
+  EXPECT_EQ(pool.used_bytes(), 0);
+}
+
+}  // namespace
+}  // namespace attnd::server
