@@ -34,7 +34,7 @@ constexpr int64_t kWorkspaceAlignmentBytes = 64;
 void CopyText(absl::string_view text, char* to, size_t size_bytes) {
   if (to == nullptr || size_bytes == 0) return;
   const size_t length = std::min(text.size(), size_bytes - 1);
-  std::memcpy(to, text.data(), length);
+  std::copy_n(text.data(), length, to);
   to[length] = '\0';
 }
 
