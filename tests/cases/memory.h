@@ -32,6 +32,8 @@ struct MemoryOptions {
   // >= 0: all sequences of a packed case but this one hold NaN.
   int only_sequence = -1;
   bool want_lse = true;
+  // Keeps a copy of the inputs, to see whether they were written to.
+  bool watch_inputs = true;
 };
 
 class CaseMemory {

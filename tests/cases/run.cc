@@ -2,29 +2,28 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <new>
 
 namespace attnd::testing {
 namespace {
 
 constexpr size_t kWorkspaceAlignment = 64;  // kernels/backend.h
 
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }
-};
-using Workspace = std::unique_ptr<void, Free>;
+}  // namespace
 
-Workspace MakeWorkspace(int64_t size_bytes) {
-  if (size_bytes == 0) return nullptr;
+void Workspace::Free::operator()(void* memory) const { std::free(memory); }
+
+Workspace::Workspace(const kernels::Backend& backend,
+                     absl::Span<const kernels::AttentionTask> tasks) {
+  const int64_t size_bytes = backend.WorkspaceBytes(tasks);
+  if (size_bytes == 0) return;
   void* memory = nullptr;
   if (posix_memalign(&memory, kWorkspaceAlignment, static_cast<size_t>(size_bytes)) != 0) {
-    return nullptr;
+    throw std::bad_alloc();
   }
   std::memset(memory, 0xff, static_cast<size_t>(size_bytes));
-  return Workspace(memory);
+  memory_.reset(memory);
 }
-
-}  // namespace
 
 std::vector<std::string> AvailableBackends() {
   std::vector<std::string> names;
@@ -46,8 +45,8 @@ absl::Status RunTasks(kernels::Backend& backend, absl::Span<const kernels::Atten
     if (absl::Status status = Validate(task.problem); !status.ok()) return status;
     if (absl::Status status = backend.Supports(task.problem); !status.ok()) return status;
   }
-  const Workspace workspace = MakeWorkspace(backend.WorkspaceBytes(tasks));
-  return backend.Run(tasks, workspace.get(), nullptr);
+  Workspace workspace(backend, tasks);
+  return backend.Run(tasks, workspace.data(), nullptr);
 }
 
 }  // namespace attnd::testing

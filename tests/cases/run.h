@@ -2,6 +2,7 @@
 #ifndef ATTND_TESTS_CASES_RUN_H_
 #define ATTND_TESTS_CASES_RUN_H_
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,22 @@ std::vector<std::string> AvailableBackends();
 // `name` is one of AvailableBackends().
 std::unique_ptr<kernels::Backend> MakeBackend(const std::string& name, int threads);
 
-// Validates and asks Supports, then runs with a workspace of exactly the wanted size. The workspace
-// is filled with NaN bytes first, so that a kernel which counts on zeros shows.
+// Scratch memory for Run, of exactly the size that the backend asks for. Filled with NaN bytes, so
+// that a kernel which counts on zeros shows.
+class Workspace {
+ public:
+  Workspace(const kernels::Backend& backend, absl::Span<const kernels::AttentionTask> tasks);
+  // Null if the backend wants none.
+  void* data() { return memory_.get(); }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const;
+  };
+  std::unique_ptr<void, Free> memory_;
+};
+
+// Validates, asks Supports, and runs with a workspace of its own.
 absl::Status RunTasks(kernels::Backend& backend, absl::Span<const kernels::AttentionTask> tasks);
 
 }  // namespace attnd::testing

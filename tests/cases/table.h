@@ -1,6 +1,5 @@
 // The one table of cases. Conformance tests run every group on every backend; kernel_bench times
-// the groups marked as benches, and any other case that its filter names. A new row reaches all of
-// them.
+// the groups marked as benches, and with --all_cases every case. A new row reaches all of them.
 #ifndef ATTND_TESTS_CASES_TABLE_H_
 #define ATTND_TESTS_CASES_TABLE_H_
 

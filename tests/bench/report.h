@@ -1,0 +1,23 @@
+// Measured rows, for people and for programs.
+#ifndef ATTND_TESTS_BENCH_REPORT_H_
+#define ATTND_TESTS_BENCH_REPORT_H_
+
+#include <string>
+#include <vector>
+
+#include "tests/bench/measure.h"
+
+namespace attnd::bench {
+
+// Machine, toolchain and date: no number without them. Lines that begin with "# ".
+std::string Recipe(int threads, const MeasureOptions& options);
+
+// One line a row, columns aligned, a header first.
+std::string ToTable(const std::vector<Row>& rows);
+
+// A JSON array, an object a row.
+std::string ToJson(const std::vector<Row>& rows);
+
+}  // namespace attnd::bench
+
+#endif  // ATTND_TESTS_BENCH_REPORT_H_
