@@ -67,6 +67,7 @@ class Departure {
   std::promise<ExitStatus> begun_;
 };
 
+// Returns only if the server cannot start.
 int Serve(const CommandLine& line, Signals& signals) {
   Departure departure;
   auto server = Server::Start(line.server, nullptr,
@@ -86,13 +87,12 @@ int Serve(const CommandLine& line, Signals& signals) {
     if (!status.ok()) return Fail(status, kNotStarted);
   }
   const ExitStatus why = departure.Wait();
-  if (!(*server)->Drain()) {
-    // What still runs cannot be interrupted; it ends with the process.
-    _exit(why == kClean ? kCallsCut : why);
-  }
-  server->reset();
-  LogEvent(LogLevel::kInfo, "stopped", {{"exit_status", why}});
-  return why;
+  const ExitStatus status = (*server)->Drain() || why != kClean ? why : kCallsCut;
+  LogEvent(LogLevel::kInfo, "stopped", {{"exit_status", status}});
+  // Not by way of gRPC's shutdown: it ends calls that come at this very moment as CANCELLED, while
+  // a connection that closes tells their callers UNAVAILABLE, to be tried elsewhere. And a kernel
+  // that still runs for a call that was cut off ends with the process.
+  _exit(status);
 }
 
 int Main(int argc, char** argv) {

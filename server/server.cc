@@ -35,7 +35,8 @@ constexpr int kMinPingIntervalMs = 1000;
 // A caller whose machine or link is gone is noticed within the sum of these.
 constexpr int kKeepaliveTimeMs = 60'000;
 constexpr int kKeepaliveTimeoutMs = 20'000;
-// After the last call of a drain, gRPC's time to take leave of connections and watchers.
+// Time for callers to read the last answers of a drain, for a closed connection may lose what is
+// unread; and for gRPC to take leave of connections and watchers.
 constexpr std::chrono::milliseconds kGoodbye(250);
 
 // gRPC's own books: what is received, and slack for connections, streams that wait, and the
@@ -153,6 +154,7 @@ class Server::Impl {
         gate_.WaitUntilEmpty(clock_.Now() + std::chrono::milliseconds(options_.drain_timeout_ms));
     LogEvent(clean ? LogLevel::kInfo : LogLevel::kError, clean ? "drained" : "drain_timed_out",
              {{"calls", gate_.inside()}});
+    if (clean) std::this_thread::sleep_for(kGoodbye);
     return clean;
   }
 

@@ -42,7 +42,8 @@ class Server {
 
   // Goes out of service without an error for a caller: NOT_SERVING and /readyz 404 at once, calls
   // still accepted for drain_delay_ms; then new calls are refused as UNAVAILABLE, and those inside
-  // have drain_timeout_ms to end. True if they all did. The delay is skipped after a device loss.
+  // have drain_timeout_ms to end. True if they all did, and their callers had a moment to read the
+  // last answers: the process may end. The delay is skipped after a device loss.
   bool Drain();
 
   // Stops now: calls still inside end as CANCELLED or UNAVAILABLE, at their next stage.

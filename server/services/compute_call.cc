@@ -140,8 +140,6 @@ void ComputeCall::OnReadDone(bool ok) {
 void ComputeCall::MessageComplete() {
   arrival_ = parts_.clock->Now();
   const int64_t bytes = static_cast<int64_t>(request_.Length());
-  counted_received_ = true;
-  parts_.metrics->CountReceived(bytes);
   if (bytes > declared_bytes_) {
     return End(
         absl::InvalidArgumentError(absl::StrCat("the request is ", bytes, " bytes, but ",
@@ -164,6 +162,7 @@ void ComputeCall::Decode() {
   absl::StatusOr<std::unique_ptr<Request>> request = DecodeWhenRoom(message);
   if (!request.ok()) return End(request.status(), Stage::kReceive);
   message.Clear();
+  CountReceived((*request)->payload_bytes());
   (*request)->caller = CallerFromPeer(context_->peer());
   (*request)->deadline = std::min((*request)->deadline, deadline_);
   if (const absl::Status status = CheckServable(**request); !status.ok()) {
@@ -279,7 +278,7 @@ void ComputeCall::OnCancel() {
 }
 
 void ComputeCall::End(const absl::Status& status, Stage stage) {
-  if (!counted_received_.exchange(true)) parts_.metrics->CountReceived(0);
+  CountReceived(0);
   parts_.metrics->CountFinished(status.code(), stage);
   // The scheduler counts its own.
   if (stage == Stage::kReceive && RetryPushbackMs(status).value_or(-1) >= 0) {
@@ -296,6 +295,11 @@ void ComputeCall::End(const absl::Status& status, Stage stage) {
   }
   permit_ = ReceivePermit();
   Finish(ToGrpcStatus(status, *context_));
+}
+
+// The first of its calls counts.
+void ComputeCall::CountReceived(int64_t payload_bytes) {
+  if (!counted_received_.exchange(true)) parts_.metrics->CountReceived(payload_bytes);
 }
 
 absl::Status ComputeCall::WhyGone() const {

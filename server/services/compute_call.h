@@ -85,6 +85,7 @@ class ComputeCall final : public grpc::ServerGenericBidiReactor,
 
   // Ends the call; by its owner only.
   void End(const absl::Status& status, Stage stage);
+  void CountReceived(int64_t payload_bytes);
   absl::Status WhyGone() const;
 
   const ComputeParts& parts_;
