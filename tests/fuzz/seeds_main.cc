@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
   }
   std::mt19937 random(1);
   std::vector<std::string> messages;
+  messages.reserve(kValidSeeds);
   for (int i = 0; i < kValidSeeds; ++i) {
     messages.push_back(attnd::testing::RandomRequest(random).SerializeAsString());
   }

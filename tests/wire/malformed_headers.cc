@@ -141,7 +141,7 @@ void AddOverflows(Table& table) {
   const int64_t big = int64_t{1} << 31;
   for (char tensor : {'q', 'k', 'v'}) {
     const std::string field = StrCat(std::string(1, tensor), ".shape");
-    const auto set = [&](std::vector<int64_t> shape) {
+    const auto set = [&](const std::vector<int64_t>& shape) {
       return [tensor, shape](v1::ComputeHeader& h) { SetShape(SpecOf(h, tensor), shape); };
     };
     table.Dense(StrCat("S2 ", field, " elements overflow"), set({big, big, big, 8}),
