@@ -20,11 +20,13 @@ class Service {
  public:
   explicit Service(int64_t pool_bytes)
       : pool_(pool_bytes),
-        scheduler_({.max_queue_requests = 128, .max_batch_problems = 8}, &clock_, &metrics_) {
+        scheduler_(std::make_unique<Scheduler>(
+            SchedulerOptions{.max_queue_requests = 128, .max_batch_problems = 8}, &clock_,
+            &metrics_)) {
     for (fakes::FakeDevice& device : devices_) {
       executors_.push_back(std::make_unique<Executor>(
-          ExecutorOptions{.on_device_lost = [this](const absl::Status&) { ++lost; }}, &scheduler_,
-          &device, &pool_, &clock_, &metrics_));
+          ExecutorOptions{.on_device_lost = [this](const absl::Status&) { ++lost; }},
+          scheduler_.get(), &device, &pool_, &clock_, &metrics_));
     }
   }
 
@@ -42,9 +44,9 @@ class Service {
           if (absl::IsInternal(answer.status())) ++internal;
         });
     metrics_.CountReceived(0);
-    const absl::Status refused = scheduler_.Submit(job);
+    const absl::Status refused = scheduler_->Submit(job);
     if (!refused.ok()) job->Finish(refused, Stage::kQueue);
-    if (random() % 3 == 0) scheduler_.Cancel(job);
+    if (random() % 3 == 0) scheduler_->Cancel(job);
   }
 
   void Storm(int threads, int calls_each) {
@@ -58,9 +60,13 @@ class Service {
     for (std::thread& caller : callers) caller.join();
   }
 
+  // Returns when every thread that ends calls has ended.
   void Drain() {
-    scheduler_.Drain();
+    scheduler_->Drain();
     executors_.clear();
+    EXPECT_EQ(scheduler_->queued_requests(), 0);
+    EXPECT_EQ(scheduler_->queued_bytes(), 0);
+    scheduler_.reset();
   }
 
   std::atomic<int> answered{0};
@@ -70,7 +76,7 @@ class Service {
   SteadyClock clock_;
   Metrics metrics_;
   BufferPool pool_;
-  Scheduler scheduler_;
+  std::unique_ptr<Scheduler> scheduler_;
   std::vector<std::unique_ptr<Executor>> executors_;
 };
 
@@ -91,8 +97,6 @@ TEST(ExecutorStress, EveryCallEndsExactlyOnceAndTheCountersBalance) {
   EXPECT_EQ(service.internal, 0) << "a call was lost";
   EXPECT_EQ(service.lost, 0);
   EXPECT_EQ(service.pool_.used_bytes(), 0);
-  EXPECT_EQ(service.scheduler_.queued_requests(), 0);
-  EXPECT_EQ(service.scheduler_.queued_bytes(), 0);
 }
 
 TEST(ExecutorStress, ALostDeviceInAStormLosesNoCall) {

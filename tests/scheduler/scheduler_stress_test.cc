@@ -40,16 +40,20 @@ JobPtr CountedJob(Ends* ends, const fakes::RequestSpec& spec) {
 class Storm {
  public:
   Storm(int submitters, int executors, int jobs_each, const SchedulerOptions& options)
-      : jobs_each_(jobs_each), scheduler_(options, &clock_, &metrics_) {
+      : jobs_each_(jobs_each),
+        scheduler_(std::make_unique<Scheduler>(options, &clock_, &metrics_)) {
     for (int e = 0; e < executors; ++e) executors_.emplace_back([this] { Serve(); });
     for (int s = 0; s < submitters; ++s) submitters_.emplace_back([this, s] { SubmitAll(s); });
   }
 
-  // Waits until everything has ended.
+  // Returns when every thread that ends jobs has ended, the scheduler's own too.
   void Join() {
     for (std::thread& thread : submitters_) thread.join();
-    scheduler_.Drain();
+    scheduler_->Drain();
     for (std::thread& thread : executors_) thread.join();
+    EXPECT_EQ(scheduler_->queued_requests(), 0);
+    EXPECT_EQ(scheduler_->queued_bytes(), 0);
+    scheduler_.reset();
   }
 
   Ends ends;
@@ -68,17 +72,17 @@ class Storm {
                                             .deadline = deadlines[random() % 3]});
       const uint64_t fate = random() % 3;
       std::thread canceller;
-      if (fate == 0) scheduler_.Cancel(job);
-      if (fate == 1 && i % 16 == 0) canceller = std::thread([&] { scheduler_.Cancel(job); });
-      const absl::Status refused = scheduler_.Submit(job);
+      if (fate == 0) scheduler_->Cancel(job);
+      if (fate == 1 && i % 16 == 0) canceller = std::thread([&] { scheduler_->Cancel(job); });
+      const absl::Status refused = scheduler_->Submit(job);
       if (!refused.ok()) job->Finish(refused, Stage::kQueue);
-      if (fate == 1 && refused.ok()) scheduler_.Cancel(job);
+      if (fate == 1 && refused.ok()) scheduler_->Cancel(job);
       if (canceller.joinable()) canceller.join();
     }
   }
 
   void Serve() {
-    while (absl::optional<Batch> batch = scheduler_.NextBatch()) {
+    while (absl::optional<Batch> batch = scheduler_->NextBatch()) {
       std::vector<JobPtr> back;
       for (JobPtr& job : batch->jobs) {
         // Some come back once, as those that find no memory do.
@@ -90,14 +94,14 @@ class Storm {
           EXPECT_TRUE(job->Finish(Answer(), Stage::kDone));
         }
       }
-      scheduler_.Requeue(back);
+      scheduler_->Requeue(back);
     }
   }
 
   const int jobs_each_;
   SteadyClock clock_;
   Metrics metrics_;
-  Scheduler scheduler_;
+  std::unique_ptr<Scheduler> scheduler_;
   std::vector<std::thread> submitters_;
   std::vector<std::thread> executors_;
 };
