@@ -54,12 +54,15 @@ void EndCancelledAndExpired(std::vector<RunningJob>& jobs, TimePoint now, Stage 
   jobs.erase(std::remove_if(jobs.begin(), jobs.end(), ended), jobs.end());
 }
 
+int64_t AnswerBlockBytes(const Request& request, const BufferPool& pool) {
+  return pool.BlockBytes(request.output.o_bytes) + pool.BlockBytes(request.output.lse_bytes);
+}
+
 // OK, or that the request's answer cannot have its memory even when nothing else has any.
 absl::Status CheckAnswerFits(const Request& request, const BufferPool& pool) {
   const int64_t payload_bytes =
       pool.HeldBytes(request.q) + pool.HeldBytes(request.k) + pool.HeldBytes(request.v);
-  const int64_t answer_bytes =
-      pool.BlockBytes(request.output.o_bytes) + pool.BlockBytes(request.output.lse_bytes);
+  const int64_t answer_bytes = AnswerBlockBytes(request, pool);
   if (answer_bytes <= pool.budget_bytes() - payload_bytes) return absl::OkStatus();
   absl::Status status = absl::ResourceExhaustedError(
       absl::StrCat("the answer needs ", answer_bytes, " bytes beside ", payload_bytes,
@@ -118,17 +121,25 @@ class Executor::Impl {
         job->Finish(fits, Stage::kQueue);
         continue;
       }
-      if (without_memory.empty()) {
-        absl::StatusOr<Buffer> o = pool_->Allocate(job->request().output.o_bytes);
-        absl::StatusOr<Buffer> lse = pool_->Allocate(job->request().output.lse_bytes);
-        if (o.ok() && lse.ok()) {
-          running.push_back({std::move(job), *std::move(o), *std::move(lse), ""});
-          continue;
-        }
+      if (!without_memory.empty() || !Allocate(job, running)) {
+        without_memory.push_back(std::move(job));
       }
-      without_memory.push_back(std::move(job));
     }
     return running;
+  }
+
+  // Moves the job to `running`, with its memory; false if the pool has no room now.
+  bool Allocate(JobPtr& job, std::vector<RunningJob>& running) {
+    const Request& request = job->request();
+    // First, as taking O and giving it back for want of LSE would look like a release to wait for.
+    if (AnswerBlockBytes(request, *pool_) > pool_->budget_bytes() - pool_->used_bytes()) {
+      return false;
+    }
+    absl::StatusOr<Buffer> o = pool_->Allocate(request.output.o_bytes);
+    absl::StatusOr<Buffer> lse = pool_->Allocate(request.output.lse_bytes);
+    if (!o.ok() || !lse.ok()) return false;
+    running.push_back({std::move(job), *std::move(o), *std::move(lse), ""});
+    return true;
   }
 
   // Runs the stages and ends every job. The status of the stage that failed, if one did.

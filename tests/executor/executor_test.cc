@@ -287,6 +287,21 @@ TEST_F(ExecutorTest, WhereMemoryIsShortThoseThatHaveItRunAndNobodyIsPassed) {
                           "run second,small", "download second,small"));
 }
 
+// Otherwise the executor would take its own giving back for a reason to try again, for ever.
+TEST_F(ExecutorTest, AJobWithoutRoomForBothTensorsTakesNeither) {
+  MakeScheduler();
+  const Buffer hog = *pool_.Allocate(kPoolBytes / 2);
+  Probe& fits = Submit({.id = "fits"});
+  Probe& waits =
+      Submit({.id = "waits", .answer_bytes = kPoolBytes / 4, .lse_bytes = kPoolBytes * 3 / 8});
+  StartExecutor();
+  EXPECT_TRUE(fits.status().ok());
+  scheduler_->Cancel(waits.job());
+  EXPECT_EQ(waits.status().code(), absl::StatusCode::kCancelled);
+  DrainExecutor();
+  EXPECT_EQ(pool_.releases(), 0u);
+}
+
 TEST_F(ExecutorTest, AnAnswerThatCanNeverFitIsToldSo) {
   MakeScheduler();
   // Each alone would fit; O and LSE together never do.
