@@ -30,6 +30,8 @@ struct attnd_kernels {
 namespace {
 
 constexpr int64_t kWorkspaceAlignmentBytes = 64;
+// More than any machine has processors for: a larger number is a mistake.
+constexpr int32_t kMaxThreads = 1024;
 
 void CopyText(absl::string_view text, char* to, size_t size_bytes) {
   if (to == nullptr || size_bytes == 0) return;
@@ -203,7 +205,7 @@ int attnd_create(const char* backend, int32_t threads, attnd_kernels** handle, c
   return Guarded(error, error_size_bytes, [&]() -> absl::Status {
     if (handle == nullptr) return absl::InvalidArgumentError("handle is NULL");
     *handle = nullptr;
-    if (threads < 0) return OutOfRange("threads", threads, "at least 0");
+    if (threads < 0 || threads > kMaxThreads) return OutOfRange("threads", threads, "in 0..1024");
     absl::StatusOr<k::ChosenBackend> chosen =
         k::ChooseBackend(backend == nullptr ? "" : backend, {.threads = threads});
     if (!chosen.ok()) return chosen.status();

@@ -1,10 +1,16 @@
 #include "kernels/cpu/thread_pool.h"
 
+#include <system_error>
+
 namespace attnd::kernels::cpu {
 
 ThreadPool::ThreadPool(int threads) {
   helpers_.reserve(threads - 1);
-  for (int i = 1; i < threads; ++i) helpers_.emplace_back([this] { Help(); });
+  try {
+    for (int i = 1; i < threads; ++i) helpers_.emplace_back([this] { Help(); });
+  } catch (const std::system_error&) {
+    // The limit on threads: what has started is enough to be right.
+  }
 }
 
 ThreadPool::~ThreadPool() {

@@ -17,7 +17,8 @@ namespace attnd::kernels::cpu {
 //  2. Run never waits for a thread to wake up: what the caller has finished without it, it misses.
 class ThreadPool {
  public:
-  // `threads` >= 1 counts the caller of Run; the others are started here.
+  // `threads` >= 1 counts the caller of Run; the others are started here. Where the system refuses
+  // one, the pool has fewer.
   explicit ThreadPool(int threads);
   // Nobody is in Run.
   ~ThreadPool();
