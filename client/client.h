@@ -35,6 +35,8 @@ struct TensorView {
   std::vector<int64_t> shape;
   const void* data = nullptr;
 
+  // Product of the extents, times the element's size. 0 if an extent is 0 or negative; INT64_MAX if
+  // the product would pass it.
   int64_t size_bytes() const;
 };
 
@@ -60,11 +62,13 @@ struct AttentionRequest {
   absl::optional<absl::Duration> timeout;
 };
 
-// A tensor that owns its bytes.
+// A tensor that owns its bytes: dense, row-major, little-endian.
 struct Tensor {
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;
   std::vector<unsigned char> bytes;
+
+  TensorView view() const { return {dtype, shape, bytes.data()}; }
 };
 
 // The server's own account of the call.
@@ -85,8 +89,8 @@ struct AttentionResult {
   std::string device;
   uint64_t batch_id = 0;
   int64_t batch_size = 0;
-  int64_t sent_bytes = 0;
-  int64_t received_bytes = 0;
+  int64_t sent_bytes = 0;      // of the last try's request message
+  int64_t received_bytes = 0;  // of the answer's message
   int tries = 1;
 };
 
@@ -107,6 +111,7 @@ struct ServerInfo {
   int64_t max_queue_bytes = 0;
   int64_t max_batch_problems = 0;
   int64_t max_head_dim = 0;
+  int64_t max_header_bytes = 0;
   int64_t default_deadline_ms = 0;
   int64_t receive_bytes = 0;
 };
@@ -115,11 +120,11 @@ struct ClientOptions {
   // 1: no retry. What is retried, and when: see Client.
   int max_tries = 4;
   // First wait before a retry, doubled each time, times a random factor of 0.8 to 1.2; a server's
-  // pushback replaces it.
+  // pushback replaces it, up to a minute; a longer one ends the call.
   absl::Duration first_backoff = absl::Milliseconds(20);
   absl::Duration max_backoff = absl::Seconds(1);
-  // Retries may be at most this part of the calls, with a reserve of 10: a failing server is not
-  // flooded.
+  // Retries may be at most this part of the calls, with a reserve of 10 (100 once that many have
+  // been saved up): a failing server is not flooded.
   double retry_budget = 0.1;
   // Messages of this size and more go over the bulk channel, so that they do not delay small ones.
   int64_t bulk_bytes = 64 << 10;
@@ -138,22 +143,28 @@ class Call {
 // spoke). At most max_tries, within the deadline, within the retry budget.
 //
 // Errors keep the server's code and message. INVALID_ARGUMENT without a call when a view's data is
-// null or a message would pass 2 GB. Thread-safe; one client serves a whole process.
+// null, an extent is negative, or a message would pass 2 GB. INTERNAL when an answer does not fit
+// its request. Thread-safe; one client serves a whole process.
+//
+// A call ends only when nothing reads the tensors' memory any more. That is at its deadline, unless
+// the other machine froze while the message was on its way: then it is when the connection is given
+// up, kStalledTimeout (client/channel.h, 10 s) after the last byte went out. A frozen process
+// behind a Unix socket holds it until it goes on or dies.
 class Client {
  public:
   using Callback = std::function<void(absl::StatusOr<AttentionResult>)>;
 
   // `address`: "host:port" or "unix:/path". Does not wait for the server; the first call does,
-  // within its deadline.
+  // within its deadline. INVALID_ARGUMENT for an address of another form.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address,
                                                          const ClientOptions& options = {});
   virtual ~Client() = default;
 
   virtual absl::StatusOr<AttentionResult> Attention(const AttentionRequest& request) = 0;
 
-  // `callback` is called exactly once, on a thread of the client's; it must not block. The request
-  // is copied, the tensors' memory is not: it must stay until then. The destructor of Client waits
-  // for its calls.
+  // `callback` is called exactly once, on a thread of the client's, errors of the request included;
+  // it must not block, nor destroy the client. The request is copied, the tensors' memory is not:
+  // it must stay until then. The destructor of Client waits for its calls.
   virtual std::shared_ptr<Call> AttentionAsync(const AttentionRequest& request,
                                                Callback callback) = 0;
 

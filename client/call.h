@@ -1,0 +1,90 @@
+// One Compute call: its tries, its deadline, its end.
+#ifndef ATTND_CLIENT_CALL_H_
+#define ATTND_CLIENT_CALL_H_
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/types/optional.h"
+#include "client/channel.h"
+#include "client/client.h"
+#include "client/encode.h"
+#include "client/loop.h"
+#include "client/retry.h"
+#include "grpcpp/client_context.h"
+#include "grpcpp/support/byte_buffer.h"
+#include "kernels/sync.h"
+
+namespace attnd::client {
+
+// What the calls of one client share. Calls hold it too, so that it outlives the last of them.
+struct Core {
+  Core(const std::string& address, const ClientOptions& client_options)
+      : options(client_options), channels(address), budget(client_options.retry_budget) {}
+
+  const ClientOptions options;
+  Channels channels;
+  RetryBudget budget;
+  Loop loop;
+};
+
+struct Reply {
+  absl::Status status;
+  grpc::ByteBuffer message;  // a ComputeResponse, if status is OK
+  int64_t sent_bytes = 0;
+  int tries = 0;
+};
+
+// A call's life: a try; if it fails and retry.h allows, a wait on the loop and another try; the
+// outcome; and the end, when gRPC has let go of the payloads of all tries. Only then `sink` gets
+// the reply: exactly once, on whichever thread let go last, which may be deep inside gRPC, so
+// `sink` only hands it on.
+class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall> {
+ public:
+  using Sink = std::function<void(Reply)>;
+
+  static std::shared_ptr<ComputeCall> Start(std::shared_ptr<Core> core, EncodedRequest request,
+                                            absl::optional<absl::Duration> timeout, Sink sink);
+
+  void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  class Try;
+
+  // Whoever holds it keeps the call from ending: the call until it has its outcome, and each piece
+  // of a message that gRPC may still read.
+  struct End {
+    explicit End(Sink to) : sink(std::move(to)) {}
+    ~End() { sink(std::move(reply)); }
+    const Sink sink;
+    Reply reply;
+  };
+
+  ComputeCall(std::shared_ptr<Core> core, EncodedRequest request,
+              absl::optional<absl::Duration> timeout, Sink sink);
+
+  void StartTry() ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnTryDone(std::unique_ptr<Try> done, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // How long to wait before the next try, if there is to be one.
+  absl::optional<absl::Duration> WaitBeforeRetry(const grpc::ClientContext& context,
+                                                 absl::StatusCode code) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Finish(absl::Status status, grpc::ByteBuffer message) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Duration DeadlineLeft() const;
+
+  const std::shared_ptr<Core> core_;
+  const EncodedRequest request_;
+  const absl::optional<std::chrono::steady_clock::time_point> deadline_;
+
+  Mutex mutex_;
+  std::shared_ptr<End> end_ ABSL_GUARDED_BY(mutex_);  // null once there is an outcome
+  std::shared_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);  // of the running try
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  int tries_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace attnd::client
+
+#endif  // ATTND_CLIENT_CALL_H_

@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "attnd/v1/attnd.pb.h"
+#include "client/encode.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/wire_format_lite.h"
+#include "grpcpp/support/proto_buffer_reader.h"
+
+namespace attnd::client {
+namespace {
+
+using ::google::protobuf::internal::WireFormatLite;
+using ::google::protobuf::io::CodedInputStream;
+
+absl::Status Broken(absl::string_view what) {
+  return absl::InternalError(absl::StrCat("answer: ", what));
+}
+
+// Copies straight from gRPC's slices to where the bytes stay, without clearing the room first.
+bool ReadBytes(CodedInputStream& in, int64_t message_bytes, std::vector<unsigned char>* bytes) {
+  uint32_t length = 0;
+  if (!in.ReadVarint32(&length) || length > message_bytes - in.CurrentPosition()) return false;
+  bytes->clear();
+  bytes->reserve(length);
+  while (bytes->size() < length) {
+    const void* data = nullptr;
+    int available = 0;
+    if (!in.GetDirectBufferPointer(&data, &available)) return false;
+    const int take = static_cast<int>(std::min<size_t>(available, length - bytes->size()));
+    const auto* from = static_cast<const unsigned char*>(data);
+    bytes->insert(bytes->end(), from, from + take);
+    if (!in.Skip(take)) return false;
+  }
+  return true;
+}
+
+bool MergeHeader(CodedInputStream& in, v1::ComputeResponseHeader* header) {
+  uint32_t length = 0;
+  if (!in.ReadVarint32(&length) || length > std::numeric_limits<int>::max()) return false;
+  const CodedInputStream::Limit limit = in.PushLimit(static_cast<int>(length));
+  if (!header->MergeFromCodedStream(&in) || !in.ConsumedEntireMessage()) return false;
+  in.PopLimit(limit);
+  return true;
+}
+
+// Fields that a newer server adds are passed over.
+bool ReadResponse(CodedInputStream& in, int64_t message_bytes, v1::ComputeResponseHeader* header,
+                  std::vector<unsigned char>* o, std::vector<unsigned char>* lse) {
+  constexpr auto kBytes = WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
+  for (;;) {
+    const uint32_t tag = in.ReadTag();
+    bool good = true;
+    if (tag == 0) {
+      return in.ConsumedEntireMessage();
+    } else if (tag == WireFormatLite::MakeTag(v1::ComputeResponse::kHeaderFieldNumber, kBytes)) {
+      good = MergeHeader(in, header);
+    } else if (tag == WireFormatLite::MakeTag(v1::ComputeResponse::kOFieldNumber, kBytes)) {
+      good = ReadBytes(in, message_bytes, o);
+    } else if (tag == WireFormatLite::MakeTag(v1::ComputeResponse::kLseFieldNumber, kBytes)) {
+      good = ReadBytes(in, message_bytes, lse);
+    } else {
+      good = WireFormatLite::SkipField(&in, tag);
+    }
+    if (!good) return false;
+  }
+}
+
+bool FromProto(v1::DataType from, DType* to) {
+  switch (from) {
+    case v1::DATA_TYPE_FLOAT32:
+      *to = DType::kFloat32;
+      return true;
+    case v1::DATA_TYPE_FLOAT16:
+      *to = DType::kFloat16;
+      return true;
+    case v1::DATA_TYPE_BFLOAT16:
+      *to = DType::kBFloat16;
+      return true;
+    default:
+      return false;
+  }
+}
+
+absl::Status FillTensor(const char* name, const v1::TensorSpec& spec, Tensor* tensor) {
+  if (!FromProto(spec.dtype(), &tensor->dtype)) {
+    return Broken(absl::StrCat(name, " has dtype number ", static_cast<int>(spec.dtype())));
+  }
+  tensor->shape.assign(spec.shape().begin(), spec.shape().end());
+  const int64_t wanted = tensor->view().size_bytes();
+  if (wanted != static_cast<int64_t>(tensor->bytes.size())) {
+    return Broken(
+        absl::StrCat(name, " has ", tensor->bytes.size(), " bytes, its shape means ", wanted));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckExpected(const ExpectedAnswer& expected, const AttentionResult& result) {
+  if (result.o.dtype != expected.dtype || result.o.shape != expected.shape) {
+    return Broken(absl::StrCat(
+        "o is ", DTypeName(result.o.dtype), " [", absl::StrJoin(result.o.shape, ","),
+        "], asked for ", DTypeName(expected.dtype), " [", absl::StrJoin(expected.shape, ","), "]"));
+  }
+  if (result.lse.has_value() != expected.want_lse) {
+    return Broken(expected.want_lse ? "lse is missing" : "lse was not asked for");
+  }
+  if (result.lse && result.lse->dtype != DType::kFloat32) {
+    return Broken(absl::StrCat("lse is ", DTypeName(result.lse->dtype), ", must be float32"));
+  }
+  return absl::OkStatus();
+}
+
+void FillAccount(const v1::ComputeResponseHeader& header, AttentionResult* result) {
+  const v1::Timing& timing = header.timing();
+  result->timing = {timing.queue_us(), timing.upload_us(), timing.run_us(), timing.download_us(),
+                    timing.total_us()};
+  result->backend = header.backend();
+  result->kernel = header.kernel();
+  result->device = header.device();
+  result->batch_id = header.batch_id();
+  result->batch_size = header.batch_size();
+}
+
+}  // namespace
+
+absl::StatusOr<AttentionResult> DecodeAnswer(const ExpectedAnswer& expected,
+                                             grpc::ByteBuffer message) {
+  AttentionResult result;
+  result.received_bytes = static_cast<int64_t>(message.Length());
+  v1::ComputeResponseHeader header;
+  Tensor lse;
+  {
+    grpc::ProtoBufferReader reader(&message);
+    CodedInputStream in(&reader);
+    if (!reader.status().ok() ||
+        !ReadResponse(in, result.received_bytes, &header, &result.o.bytes, &lse.bytes)) {
+      return Broken(
+          absl::StrCat("its ", result.received_bytes, " bytes are not a ComputeResponse"));
+    }
+  }
+  if (absl::Status status = FillTensor("o", header.o(), &result.o); !status.ok()) return status;
+  if (header.has_lse()) {
+    if (absl::Status status = FillTensor("lse", header.lse(), &lse); !status.ok()) return status;
+    result.lse = std::move(lse);
+  }
+  if (absl::Status status = CheckExpected(expected, result); !status.ok()) return status;
+  FillAccount(header, &result);
+  return result;
+}
+
+}  // namespace attnd::client

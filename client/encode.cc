@@ -1,0 +1,166 @@
+#include "client/encode.h"
+
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "attnd/v1/attnd.pb.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "google/protobuf/wire_format_lite.h"
+#include "grpcpp/support/slice.h"
+
+namespace attnd::client {
+namespace {
+
+using ::google::protobuf::internal::WireFormatLite;
+using ::google::protobuf::io::CodedOutputStream;
+using ::google::protobuf::io::StringOutputStream;
+
+v1::DataType ToProto(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return v1::DATA_TYPE_FLOAT32;
+    case DType::kFloat16:
+      return v1::DATA_TYPE_FLOAT16;
+    case DType::kBFloat16:
+      return v1::DATA_TYPE_BFLOAT16;
+  }
+  return v1::DATA_TYPE_UNSPECIFIED;
+}
+
+v1::Layout ToProto(Layout layout) {
+  switch (layout) {
+    case Layout::kBHSD:
+      return v1::LAYOUT_BHSD;
+    case Layout::kBSHD:
+      return v1::LAYOUT_BSHD;
+    case Layout::kTHD:
+      return v1::LAYOUT_THD;
+  }
+  return v1::LAYOUT_UNSPECIFIED;
+}
+
+v1::CausalAlignment ToProto(Causal causal) {
+  switch (causal) {
+    case Causal::kNone:
+      return v1::CAUSAL_ALIGNMENT_UNSPECIFIED;
+    case Causal::kTopLeft:
+      return v1::CAUSAL_ALIGNMENT_TOP_LEFT;
+    case Causal::kBottomRight:
+      return v1::CAUSAL_ALIGNMENT_BOTTOM_RIGHT;
+  }
+  return v1::CAUSAL_ALIGNMENT_UNSPECIFIED;
+}
+
+void SetSpec(const TensorView& view, v1::TensorSpec* spec) {
+  spec->set_dtype(ToProto(view.dtype));
+  spec->mutable_shape()->Add(view.shape.begin(), view.shape.end());
+}
+
+v1::ComputeHeader HeaderOf(const AttentionRequest& request) {
+  v1::ComputeHeader header;
+  SetSpec(request.q, header.mutable_q());
+  SetSpec(request.k, header.mutable_k());
+  SetSpec(request.v, header.mutable_v());
+  header.set_layout(ToProto(request.layout));
+  header.set_causal(ToProto(request.causal));
+  if (request.window_left) header.mutable_window()->set_left(*request.window_left);
+  if (request.window_right) header.mutable_window()->set_right(*request.window_right);
+  if (request.scale) header.set_scale(*request.scale);
+  if (request.softcap) header.set_softcap(*request.softcap);
+  header.mutable_alibi_slopes()->Add(request.alibi_slopes.begin(), request.alibi_slopes.end());
+  header.mutable_cu_seqlens_q()->Add(request.cu_seqlens_q.begin(), request.cu_seqlens_q.end());
+  header.mutable_cu_seqlens_kv()->Add(request.cu_seqlens_kv.begin(), request.cu_seqlens_kv.end());
+  header.set_want_lse(request.want_lse);
+  header.set_priority(static_cast<uint32_t>(request.priority));
+  header.set_request_id(request.request_id);
+  return header;
+}
+
+absl::Status CheckView(const char* name, const TensorView& view) {
+  for (size_t axis = 0; axis < view.shape.size(); ++axis) {
+    if (view.shape[axis] < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ".shape[", axis, "] is ", view.shape[axis], ", must be >= 0"));
+    }
+  }
+  const int64_t bytes = view.size_bytes();
+  if (bytes > 0 && view.data == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ".data is null, and its shape means ", bytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+std::string LengthDelimitedTag(int field, int64_t size_bytes) {
+  std::string frame;
+  {
+    StringOutputStream out(&frame);
+    CodedOutputStream coded(&out);
+    coded.WriteTag(WireFormatLite::MakeTag(field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED));
+    coded.WriteVarint32(static_cast<uint32_t>(size_bytes));
+  }
+  return frame;
+}
+
+}  // namespace
+
+int64_t EncodedRequest::size_bytes() const {
+  int64_t total = 0;
+  for (int i = 0; i < 3; ++i) total += static_cast<int64_t>(frames[i].size()) + payload_bytes[i];
+  return total;
+}
+
+absl::StatusOr<EncodedRequest> Encode(const AttentionRequest& request) {
+  const TensorView* views[3] = {&request.q, &request.k, &request.v};
+  const char* names[3] = {"q", "k", "v"};
+  EncodedRequest encoded;
+  int64_t left = kMaxMessageBytes;
+  for (int i = 0; i < 3; ++i) {
+    if (absl::Status status = CheckView(names[i], *views[i]); !status.ok()) return status;
+    encoded.payloads[i] = views[i]->data;
+    encoded.payload_bytes[i] = views[i]->size_bytes();
+    if (encoded.payload_bytes[i] > left) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("request: q, k and v (", request.q.size_bytes(), ", ",
+                       request.k.size_bytes(), ", ", request.v.size_bytes(), " bytes) pass the ",
+                       kMaxMessageBytes, " bytes that a message may have"));
+    }
+    left -= encoded.payload_bytes[i];
+  }
+
+  const v1::ComputeHeader header = HeaderOf(request);
+  const size_t header_bytes = header.ByteSizeLong();
+  if (header_bytes < static_cast<size_t>(left)) {
+    encoded.frames[0] = LengthDelimitedTag(v1::ComputeRequest::kHeaderFieldNumber, header_bytes);
+    header.AppendToString(&encoded.frames[0]);
+  }
+  const int fields[3] = {v1::ComputeRequest::kQFieldNumber, v1::ComputeRequest::kKFieldNumber,
+                         v1::ComputeRequest::kVFieldNumber};
+  for (int i = 0; i < 3; ++i) {
+    encoded.frames[i] += LengthDelimitedTag(fields[i], encoded.payload_bytes[i]);
+  }
+  if (header_bytes >= static_cast<size_t>(left) || encoded.size_bytes() > kMaxMessageBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "request: header (", header_bytes, " bytes) and tensors (", kMaxMessageBytes - left,
+        " bytes) pass the ", kMaxMessageBytes, " bytes that a message may have"));
+  }
+  return encoded;
+}
+
+grpc::ByteBuffer ToMessage(const EncodedRequest& request, const std::shared_ptr<void>& keep) {
+  std::vector<grpc::Slice> slices;
+  slices.reserve(6);
+  for (int i = 0; i < 3; ++i) {
+    slices.emplace_back(request.frames[i]);
+    if (request.payload_bytes[i] == 0) continue;
+    // gRPC only reads; its type for "buffer" is not const.
+    slices.emplace_back(
+        const_cast<void*>(request.payloads[i]), static_cast<size_t>(request.payload_bytes[i]),
+        [](void* held) { delete static_cast<std::shared_ptr<void>*>(held); },
+        new std::shared_ptr<void>(keep));
+  }
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+}  // namespace attnd::client

@@ -1,0 +1,56 @@
+// Requests to gRPC messages and back, without protobuf ever holding a tensor.
+#ifndef ATTND_CLIENT_ENCODE_H_
+#define ATTND_CLIENT_ENCODE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "grpcpp/support/byte_buffer.h"
+
+namespace attnd::client {
+
+// Protobuf's own limit, which every reader of the message shares.
+inline constexpr int64_t kMaxMessageBytes = (int64_t{1} << 31) - 1;
+
+// A ComputeRequest in pieces, in order. Views lie in memory that is not owned; frames are the bytes
+// in front of each: the header with Q's tag and length, then K's, then V's.
+struct EncodedRequest {
+  std::string frames[3];
+  const void* payloads[3] = {};
+  int64_t payload_bytes[3] = {};
+
+  int64_t size_bytes() const;
+};
+
+// INVALID_ARGUMENT naming the field: data null, an extent negative, a message over
+// kMaxMessageBytes. The server checks everything else.
+absl::StatusOr<EncodedRequest> Encode(const AttentionRequest& request);
+
+// The message over the payloads' own memory, uncopied. gRPC may read them until every copy of
+// `keep` that the message holds is gone, which can be later than the call's end.
+grpc::ByteBuffer ToMessage(const EncodedRequest& request, const std::shared_ptr<void>& keep);
+
+// What a request expects of its answer.
+struct ExpectedAnswer {
+  DType dtype;
+  std::vector<int64_t> shape;
+  bool want_lse;
+
+  explicit ExpectedAnswer(const AttentionRequest& request)
+      : dtype(request.q.dtype), shape(request.q.shape), want_lse(request.want_lse) {}
+};
+
+// Reads a ComputeResponse, each payload copied once. INTERNAL if it is not one, or is not the
+// answer to what was asked. sent_bytes and tries are the caller's to fill.
+absl::StatusOr<AttentionResult> DecodeAnswer(const ExpectedAnswer& expected,
+                                             grpc::ByteBuffer message);
+
+}  // namespace attnd::client
+
+#endif  // ATTND_CLIENT_ENCODE_H_

@@ -1,0 +1,27 @@
+#include "client/tools/tool.h"
+
+#include <malloc.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace attnd::tools {
+
+std::string Explain(const absl::Status& status, const std::string& server) {
+  std::string text = absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
+  if (absl::IsUnavailable(status) && (absl::StrContains(status.message(), "connect") ||
+                                      absl::StrContains(status.message(), "resolution"))) {
+    absl::StrAppend(&text, "\nNo server answers at ", server,
+                    ". Start one (attnd --listen=", server, ") or name another with --server.");
+  }
+  return text;
+}
+
+void TuneMalloc() {
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 64 << 20);
+  mallopt(M_ARENA_MAX, 2);
+}
+
+}  // namespace attnd::tools

@@ -1,0 +1,31 @@
+#include <limits>
+
+#include "client/client.h"
+
+namespace attnd {
+
+int64_t SizeBytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+const char* DTypeName(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+  }
+  return "?";
+}
+
+int64_t TensorView::size_bytes() const {
+  int64_t bytes = SizeBytes(dtype);
+  bool overflow = false;
+  for (int64_t extent : shape) {
+    if (extent <= 0) return 0;
+    overflow = overflow || __builtin_mul_overflow(bytes, extent, &bytes);
+  }
+  return overflow ? std::numeric_limits<int64_t>::max() : bytes;
+}
+
+}  // namespace attnd

@@ -1,0 +1,241 @@
+// Messages: what goes out is what protobuf would write, what comes in is checked.
+#include "client/encode.h"
+
+#include <atomic>
+#include <limits>
+
+#include "attnd/v1/attnd.pb.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace attnd::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string Flatten(const grpc::ByteBuffer& buffer) {
+  std::vector<grpc::Slice> slices;
+  EXPECT_TRUE(buffer.Dump(&slices).ok());
+  std::string bytes;
+  for (const grpc::Slice& slice : slices) {
+    bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  }
+  return bytes;
+}
+
+grpc::ByteBuffer ToBuffer(const std::string& bytes, size_t piece_bytes) {
+  std::vector<grpc::Slice> slices;
+  for (size_t at = 0; at < bytes.size(); at += piece_bytes) {
+    slices.emplace_back(bytes.substr(at, piece_bytes));
+  }
+  if (slices.empty()) slices.emplace_back();
+  return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+AttentionRequest SmallRequest(const std::vector<float>& data) {
+  AttentionRequest request;
+  request.q = {DType::kFloat32, {1, 1, 2, 2}, data.data()};
+  request.k = request.v = request.q;
+  return request;
+}
+
+TEST(Encode, WritesEveryFieldAsProtobufReadsIt) {
+  const std::vector<float> q = {1, 2, 3, 4, 5, 6};
+  const std::vector<uint16_t> k(4, 0x3c00), v(4, 0x4000);
+  AttentionRequest request;
+  request.q = {DType::kFloat32, {3, 1, 2}, q.data()};
+  request.k = {DType::kFloat16, {2, 1, 2}, k.data()};
+  request.v = {DType::kBFloat16, {2, 1, 2}, v.data()};
+  request.layout = Layout::kTHD;
+  request.causal = Causal::kTopLeft;
+  request.window_left = 0;
+  request.scale = 0.5f;
+  request.softcap = 30.0f;
+  request.alibi_slopes = {0.25f};
+  request.cu_seqlens_q = {0, 3};
+  request.cu_seqlens_kv = {0, 2};
+  request.want_lse = true;
+  request.priority = 3;
+  request.request_id = "seven";
+  const auto encoded = Encode(request);
+  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  const std::string bytes = Flatten(ToMessage(*encoded, nullptr));
+  EXPECT_EQ(encoded->size_bytes(), static_cast<int64_t>(bytes.size()));
+
+  v1::ComputeRequest parsed;
+  ASSERT_TRUE(parsed.ParseFromString(bytes));
+  const v1::ComputeHeader& header = parsed.header();
+  EXPECT_EQ(header.q().dtype(), v1::DATA_TYPE_FLOAT32);
+  EXPECT_EQ(header.k().dtype(), v1::DATA_TYPE_FLOAT16);
+  EXPECT_EQ(header.v().dtype(), v1::DATA_TYPE_BFLOAT16);
+  EXPECT_THAT(header.q().shape(), ElementsAre(3, 1, 2));
+  EXPECT_EQ(header.layout(), v1::LAYOUT_THD);
+  EXPECT_EQ(header.causal(), v1::CAUSAL_ALIGNMENT_TOP_LEFT);
+  EXPECT_TRUE(header.window().has_left());
+  EXPECT_EQ(header.window().left(), 0);
+  EXPECT_FALSE(header.window().has_right());
+  EXPECT_EQ(header.scale(), 0.5f);
+  EXPECT_EQ(header.softcap(), 30.0f);
+  EXPECT_THAT(header.alibi_slopes(), ElementsAre(0.25f));
+  EXPECT_THAT(header.cu_seqlens_q(), ElementsAre(0, 3));
+  EXPECT_THAT(header.cu_seqlens_kv(), ElementsAre(0, 2));
+  EXPECT_TRUE(header.want_lse());
+  EXPECT_EQ(header.priority(), 3u);
+  EXPECT_EQ(header.request_id(), "seven");
+  EXPECT_EQ(parsed.q(), std::string(reinterpret_cast<const char*>(q.data()), 24));
+  EXPECT_EQ(parsed.k(), std::string(reinterpret_cast<const char*>(k.data()), 8));
+  EXPECT_EQ(parsed.v(), std::string(reinterpret_cast<const char*>(v.data()), 8));
+}
+
+TEST(Encode, LeavesAbsentOptionsAbsent) {
+  const std::vector<float> data(4);
+  const auto encoded = Encode(SmallRequest(data));
+  ASSERT_TRUE(encoded.ok());
+  v1::ComputeRequest parsed;
+  ASSERT_TRUE(parsed.ParseFromString(Flatten(ToMessage(*encoded, nullptr))));
+  EXPECT_FALSE(parsed.header().has_window());
+  EXPECT_FALSE(parsed.header().has_scale());
+  EXPECT_FALSE(parsed.header().has_softcap());
+}
+
+TEST(Encode, PayloadsAreNotCopiedAndKeptUntilGrpcLetsGo) {
+  const std::vector<float> data(4);
+  const auto encoded = Encode(SmallRequest(data));
+  ASSERT_TRUE(encoded.ok());
+  auto keep = std::make_shared<int>(0);
+  const std::weak_ptr<int> held = keep;
+  {
+    const grpc::ByteBuffer message = ToMessage(*encoded, keep);
+    keep.reset();
+    EXPECT_FALSE(held.expired());
+    std::vector<grpc::Slice> slices;
+    ASSERT_TRUE(message.Dump(&slices).ok());
+    bool found = false;
+    for (const grpc::Slice& slice : slices) {
+      found = found || static_cast<const void*>(slice.begin()) == data.data();
+    }
+    EXPECT_TRUE(found);
+  }
+  EXPECT_TRUE(held.expired());
+}
+
+TEST(Encode, RefusesWhatCannotBeSent) {
+  const std::vector<float> data(4);
+  AttentionRequest request = SmallRequest(data);
+  request.k.data = nullptr;
+  EXPECT_THAT(Encode(request).status().message(), HasSubstr("k.data is null"));
+
+  request = SmallRequest(data);
+  request.v.shape[2] = -3;
+  EXPECT_EQ(Encode(request).status().message(), "v.shape[2] is -3, must be >= 0");
+
+  for (int64_t extent : {int64_t{1} << 29, int64_t{1} << 62, std::numeric_limits<int64_t>::max()}) {
+    request = SmallRequest(data);
+    request.q.shape = {extent, 1, 1, 2};  // never read
+    const absl::Status status = Encode(request).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("2147483647 bytes that a message may have"));
+  }
+  request = SmallRequest(data);  // fits, but for the header
+  request.q.shape = {1, 1, 1, ((int64_t{1} << 31) - 1 - 40) / 4};
+  EXPECT_EQ(Encode(request).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Encode, AZeroExtentNeedsNoData) {
+  AttentionRequest request;
+  request.q = request.k = request.v = {DType::kFloat32, {0, 1, 2, 2}, nullptr};
+  const auto encoded = Encode(request);
+  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  v1::ComputeRequest parsed;
+  EXPECT_TRUE(parsed.ParseFromString(Flatten(ToMessage(*encoded, nullptr))));
+}
+
+class DecodeTest : public ::testing::Test {
+ protected:
+  DecodeTest() : request_(SmallRequest(data_)) {
+    v1::ComputeResponseHeader* header = response_.mutable_header();
+    header->mutable_o()->set_dtype(v1::DATA_TYPE_FLOAT32);
+    for (int64_t extent : {1, 1, 2, 2}) header->mutable_o()->add_shape(extent);
+    header->set_kernel("attn_fwd_f32_d64_full_fake");
+    header->mutable_timing()->set_total_us(11);
+    header->set_batch_id(5);
+    response_.set_o(std::string(reinterpret_cast<const char*>(data_.data()), 16));
+  }
+
+  absl::StatusOr<AttentionResult> Decode(const std::string& bytes, size_t piece_bytes = 1 << 20) {
+    return DecodeAnswer(ExpectedAnswer(request_), ToBuffer(bytes, piece_bytes));
+  }
+  std::string Error() {
+    return std::string(Decode(response_.SerializeAsString()).status().message());
+  }
+
+  const std::vector<float> data_ = {1, 2, 3, 4};
+  AttentionRequest request_;
+  v1::ComputeResponse response_;
+};
+
+TEST_F(DecodeTest, ReadsOnePieceOrMany) {
+  for (size_t piece_bytes : {1, 2, 7, 1000}) {
+    const auto result = Decode(response_.SerializeAsString(), piece_bytes);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(std::string(result->o.bytes.begin(), result->o.bytes.end()), response_.o());
+    EXPECT_THAT(result->o.shape, ElementsAre(1, 1, 2, 2));
+    EXPECT_EQ(result->kernel, "attn_fwd_f32_d64_full_fake");
+    EXPECT_EQ(result->timing.total_us, 11);
+    EXPECT_EQ(result->batch_id, 5u);
+    EXPECT_EQ(result->received_bytes, static_cast<int64_t>(response_.ByteSizeLong()));
+  }
+}
+
+TEST_F(DecodeTest, ReadsAnyOrderTakesTheLastAndPassesOverNewFields) {
+  v1::ComputeResponse payload, header;
+  payload.set_o(std::string(16, 'x'));
+  std::string bytes = payload.SerializeAsString();
+  bytes += std::string("\xfa\x01\x03new", 6);  // field 31
+  bytes += response_.SerializeAsString();
+  const auto result = Decode(bytes);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(std::string(result->o.bytes.begin(), result->o.bytes.end()), response_.o());
+}
+
+TEST_F(DecodeTest, EveryTruncationIsAnError) {
+  const std::string bytes = response_.SerializeAsString();
+  for (size_t length = 0; length < bytes.size(); ++length) {
+    EXPECT_EQ(Decode(bytes.substr(0, length)).status().code(), absl::StatusCode::kInternal)
+        << length;
+  }
+}
+
+TEST_F(DecodeTest, ALengthThatLiesCostsNoMemory) {
+  const auto result = Decode(std::string("\x12\xff\xff\xff\xff\x07", 6));  // o of 2 GB
+  EXPECT_THAT(result.status().message(), HasSubstr("are not a ComputeResponse"));
+}
+
+TEST_F(DecodeTest, AnswersToSomethingElseAreRefused) {
+  response_.set_o("short");
+  EXPECT_THAT(Error(), HasSubstr("o has 5 bytes, its shape means 16"));
+  response_.mutable_header()->mutable_o()->set_shape(3, 0);
+  response_.set_o("");
+  EXPECT_THAT(Error(), HasSubstr("o is float32 [1,1,2,0], asked for float32 [1,1,2,2]"));
+  response_.mutable_header()->mutable_o()->set_dtype(v1::DATA_TYPE_UNSPECIFIED);
+  EXPECT_THAT(Error(), HasSubstr("o has dtype number 0"));
+}
+
+TEST_F(DecodeTest, LseIsThereExactlyWhenWanted) {
+  request_.want_lse = true;
+  EXPECT_THAT(Error(), HasSubstr("lse is missing"));
+  v1::TensorSpec* lse = response_.mutable_header()->mutable_lse();
+  lse->set_dtype(v1::DATA_TYPE_FLOAT32);
+  lse->add_shape(2);
+  EXPECT_THAT(Error(), HasSubstr("lse has 0 bytes, its shape means 8"));
+  response_.set_lse(std::string(8, '\0'));
+  const auto result = Decode(response_.SerializeAsString());
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_THAT(result->lse->shape, ElementsAre(2));
+  request_.want_lse = false;
+  EXPECT_THAT(Error(), HasSubstr("lse was not asked for"));
+}
+
+}  // namespace
+}  // namespace attnd::client
