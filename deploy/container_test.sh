@@ -140,6 +140,7 @@ check "its memory and number of processes are limited" sh -c "
   [ '$(engine inspect --format '{{.HostConfig.Memory}} {{.HostConfig.PidsLimit}}' "$NAME")' = '1073741824 256' ]"
 check "it cannot write to its root" refused engine exec "$NAME" sh -c 'echo x >/usr/local/bin/x || echo x >/x'
 check "an attention call from outside is right against fp64" attention --verify
+echo "        $(cat "$WORK/check.log")"
 check "/readyz says 200" answers /readyz 200
 check "/livez says 200" answers /livez 200
 check "/metrics counts the call" sh -c "[ '$(http /metrics | grep -c '^attnd_requests_finished_total.*OK.* 1$')' = 1 ]"
