@@ -25,6 +25,8 @@ enter_sandbox() {
     ENGINE=podman
     export CONTAINERS_CONF=$STATE/containers.conf
     make_mounts
+    # A run that was killed has left its containers' names and layers.
+    engine rm --all --force >"$STATE/rm.log" 2>&1 || { cat "$STATE/rm.log" >&2; exit 1; }
     return
   fi
   pick_engine || exit $?
@@ -72,14 +74,14 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 runtime = "runc"
 [network]
-network_config_dir = "/run/cni"
+network_config_dir = "/run/containers/networks"
 CONF
 }
 
-# Private places for what podman and its network plugins keep outside of the state folder.
+# Private places for what podman, runc and network plugins keep outside of the state folder.
 make_mounts() {
   local place
-  for place in "$STATE/run" /dev/shm /run/netns /run/containers /var/lib/cni; do
+  for place in "$STATE/run" /dev/shm /run/runc /run/netns /run/containers /var/lib/cni; do
     mkdir -p "$place"
     mount -t tmpfs tmpfs "$place"
   done
