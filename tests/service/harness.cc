@@ -214,14 +214,14 @@ std::unique_ptr<PendingCall> TestServer::Begin(const v1::ComputeRequest& request
   return std::make_unique<PendingCall>(channel_, request.SerializeAsString(), options);
 }
 
-std::pair<int, std::string> TestServer::Get(const std::string& path) const {
-  httplib::Client client("127.0.0.1", server_->http_port());
+std::pair<int, std::string> HttpGet(int port, const std::string& path) {
+  httplib::Client client("127.0.0.1", port);
   const httplib::Result result = client.Get(path);
   return result ? std::make_pair(result->status, result->body) : std::make_pair(-1, std::string());
 }
 
-double TestServer::Metric(const std::string& series) const {
-  for (const absl::string_view line : absl::StrSplit(server_->metrics().Serialize(), '\n')) {
+double MetricIn(const std::string& metrics, const std::string& series) {
+  for (const absl::string_view line : absl::StrSplit(metrics, '\n')) {
     const size_t space = line.rfind(' ');
     double value = 0;
     if (space != absl::string_view::npos && line.substr(0, space) == series &&

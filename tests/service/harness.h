@@ -128,6 +128,12 @@ class RawStream {
 
 inline constexpr char kComputeMethod[] = "/attnd.v1.AttentionService/Compute";
 
+// Body and status of a GET from this machine.
+std::pair<int, std::string> HttpGet(int port, const std::string& path);
+
+// Value of a series as /metrics names it, labels included; 0 if it is not there.
+double MetricIn(const std::string& metrics, const std::string& series);
+
 class TestServer {
  public:
   explicit TestServer(const server::ServerOptions& options = TestOptions(),
@@ -148,10 +154,12 @@ class TestServer {
   std::unique_ptr<PendingCall> Begin(const v1::ComputeRequest& request,
                                      const CallOptions& options = {}) const;
 
-  // Body and status of a GET on the HTTP port.
-  std::pair<int, std::string> Get(const std::string& path) const;
-  // Value of a series as /metrics names it, labels included; 0 if it is not there.
-  double Metric(const std::string& series) const;
+  std::pair<int, std::string> Get(const std::string& path) const {
+    return HttpGet(server_->http_port(), path);
+  }
+  double Metric(const std::string& series) const {
+    return MetricIn(server_->metrics().Serialize(), series);
+  }
 
  private:
   std::unique_ptr<server::Server> server_;
