@@ -86,9 +86,9 @@ void ConfigureTransport(grpc::ServerBuilder& builder, const ServerOptions& optio
   grpc::ResourceQuota quota("attnd");
   quota.Resize(static_cast<size_t>(QuotaBytes(options.receive_bytes)));
   builder.SetResourceQuota(quota);
-  builder.SetMaxReceiveMessageSize(static_cast<int>(
-      std::min<int64_t>(options.max_unary_bytes + WireLimits(options).max_header_bytes,
-                        std::numeric_limits<int>::max())));
+  // gRPC looks at the size only when it has received all, and refuses without our trailer and our
+  // count: the limit is ComputeCall's. Beyond this one, lengths would wrap.
+  builder.SetMaxReceiveMessageSize(std::numeric_limits<int>::max());
   builder.SetMaxSendMessageSize(-1);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);

@@ -27,14 +27,17 @@ absl::StatusOr<int64_t> DeclaredBytes(
                                                    " must be a size in bytes, got \"",
                                                    absl::CHexEscape(text.substr(0, 64)), "\""));
   }
-  if (bytes > max_unary_bytes) {
-    absl::Status status = absl::ResourceExhaustedError(
-        absl::StrCat("the request of ", bytes, " bytes (", kRequestBytesKey,
-                     ") is over this server's limit of ", max_unary_bytes, " (max_unary_bytes)"));
-    SetRetryPushbackMs(status, -1);
-    return status;
-  }
+  if (absl::Status status = CheckRequestSize(bytes, max_unary_bytes); !status.ok()) return status;
   return bytes;
+}
+
+absl::Status CheckRequestSize(int64_t bytes, int64_t max_unary_bytes) {
+  if (bytes <= max_unary_bytes) return absl::OkStatus();
+  absl::Status status = absl::ResourceExhaustedError(
+      absl::StrCat("the request of ", bytes, " bytes is over this server's limit of ",
+                   max_unary_bytes, " (max_unary_bytes)"));
+  SetRetryPushbackMs(status, -1);
+  return status;
 }
 
 TimePoint ToSteady(std::chrono::system_clock::time_point deadline, TimePoint now) {

@@ -19,9 +19,12 @@ namespace attnd::server {
 inline constexpr char kRequestBytesKey[] = "attnd-request-bytes";
 
 // The size that the caller declared, max_unary_bytes if it declared none. INVALID_ARGUMENT if it is
-// no number, or given twice; RESOURCE_EXHAUSTED, never to be tried again, beyond the limit.
+// no number, or given twice; beyond the limit, as CheckRequestSize.
 absl::StatusOr<int64_t> DeclaredBytes(
     const std::multimap<grpc::string_ref, grpc::string_ref>& metadata, int64_t max_unary_bytes);
+
+// OK, or RESOURCE_EXHAUSTED, never to be tried again.
+absl::Status CheckRequestSize(int64_t bytes, int64_t max_unary_bytes);
 
 // gRPC's deadline on the steady clock; kNever if there is none.
 TimePoint ToSteady(std::chrono::system_clock::time_point deadline, TimePoint now);

@@ -140,6 +140,8 @@ void ComputeCall::OnReadDone(bool ok) {
 void ComputeCall::MessageComplete() {
   arrival_ = parts_.clock->Now();
   const int64_t bytes = static_cast<int64_t>(request_.Length());
+  const absl::Status size = CheckRequestSize(bytes, parts_.limits.max_message_bytes);
+  if (!size.ok()) return End(size, Stage::kReceive);
   if (bytes > declared_bytes_) {
     return End(
         absl::InvalidArgumentError(absl::StrCat("the request is ", bytes, " bytes, but ",

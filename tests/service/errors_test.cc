@@ -136,18 +136,18 @@ TEST(ErrorsTest, TheDeclaredSizeIsHeldAgainstTheCaller) {
 
 TEST(ErrorsTest, AMessageOverTheLimitIsRefusedThoughNothingWasDeclared) {
   TestServer server;
-  const Outcome little_over =
-      server.ComputeBytes(std::string(TestOptions().max_unary_bytes + 1000, '\0'),
-                          {.declare = CallOptions::Declare::kNothing});
-  EXPECT_EQ(little_over.code(), grpc::StatusCode::INVALID_ARGUMENT);
-  const Outcome far_over =
-      server.ComputeBytes(std::string(TestOptions().max_unary_bytes + (4 << 20), '\0'),
-                          {.declare = CallOptions::Declare::kNothing});
-  EXPECT_EQ(far_over.code(), grpc::StatusCode::RESOURCE_EXHAUSTED)
-      << far_over.status.error_message();
+  for (const int64_t over : {1, 4 << 20}) {
+    const std::string bytes(static_cast<size_t>(TestOptions().max_unary_bytes + over), '\0');
+    const Outcome outcome = server.ComputeBytes(bytes, {.declare = CallOptions::Declare::kNothing});
+    EXPECT_EQ(outcome.code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_THAT(outcome.status.error_message(), HasSubstr(absl::StrCat(bytes.size())));
+    EXPECT_EQ(outcome.Trailer("grpc-retry-pushback-ms"), "-1");
+    EXPECT_EQ(outcome.Trailer("attnd-version"), ATTND_VERSION);
+  }
+  EXPECT_EQ(Finished(server, "RESOURCE_EXHAUSTED", "receive"), 2);
   const v1::ComputeRequest good = MakeRequest({});
   EXPECT_TRUE(IsRight(server.Compute(good), good));
-  EXPECT_TRUE(Eventually([&] { return server->metrics().finished() == 3; }));
+  ExpectBalance(server, 3);
 }
 
 // A caller of the unary method that sends a stream.
@@ -192,6 +192,8 @@ TEST(ErrorsTest, CompressedRequestsAreRefused) {
   EXPECT_THAT(status.error_message(), HasSubstr("gzip"));
   const v1::ComputeRequest good = MakeRequest({});
   EXPECT_TRUE(IsRight(server.Compute(good), good));
+  EXPECT_TRUE(Eventually([&] { return server->metrics().finished() == 2; }));
+  EXPECT_EQ(server->metrics().received(), 2);
 }
 
 TEST(ErrorsTest, AMessageThatQuotesTheCallerIsBounded) {
