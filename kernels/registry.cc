@@ -5,6 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/cpu/cpu_backend.h"
+#if ATTND_HAVE_CUDA
+#include "kernels/cuda/generic/generic_backend.h"
+#endif
 #include "kernels/reference/reference.h"
 
 namespace attnd::kernels {
@@ -15,12 +18,15 @@ constexpr absl::string_view kReference = "reference";
 absl::Status Always() { return absl::OkStatus(); }
 
 constexpr BackendEntry kEntries[] = {
-#if defined(__x86_64__)
-    {"cpu_avx512", &cpu::Avx512Available, &cpu::CreateAvx512},
-    {"cpu_avx2", &cpu::Avx2Available, &cpu::CreateAvx2},
+#if ATTND_HAVE_CUDA
+    {cuda::kGenericName, MemoryKind::kDevice, &cuda::GenericAvailable, &cuda::CreateGeneric},
 #endif
-    {"cpu_portable", &Always, &cpu::CreatePortable},
-    {"reference", &Always, &CreateReference},
+#if defined(__x86_64__)
+    {"cpu_avx512", MemoryKind::kHost, &cpu::Avx512Available, &cpu::CreateAvx512},
+    {"cpu_avx2", MemoryKind::kHost, &cpu::Avx2Available, &cpu::CreateAvx2},
+#endif
+    {"cpu_portable", MemoryKind::kHost, &Always, &cpu::CreatePortable},
+    {"reference", MemoryKind::kHost, &Always, &CreateReference},
 };
 
 absl::StatusOr<ChosenBackend> Force(absl::string_view name, absl::string_view by,
@@ -50,7 +56,7 @@ absl::StatusOr<ChosenBackend> ChooseBackend(absl::string_view name, const Backen
   const char* variable = std::getenv("ATTND_BACKEND");
   if (variable != nullptr && *variable != '\0') return Force(variable, "ATTND_BACKEND", options);
   for (const BackendEntry& entry : kEntries) {
-    if (entry.name != kReference && entry.available().ok()) {
+    if (entry.memory == MemoryKind::kHost && entry.name != kReference && entry.available().ok()) {
       return ChosenBackend{entry.create(options), "first available"};
     }
   }

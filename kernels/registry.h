@@ -20,8 +20,12 @@ struct BackendOptions {
   int threads = 0;
 };
 
+// Where the memory of a backend's tasks lies.
+enum class MemoryKind { kHost, kDevice };
+
 struct BackendEntry {
   const char* name;
+  MemoryKind memory;
   // OK where this machine can run it; otherwise FAILED_PRECONDITION saying what is missing.
   absl::Status (*available)();
   std::unique_ptr<Backend> (*create)(const BackendOptions& options);
@@ -36,8 +40,8 @@ struct ChosenBackend {
 };
 
 // `name`, or if it is empty the environment's ATTND_BACKEND, or if that is unset the first
-// available entry other than the reference. NOT_FOUND for a name that is not in the list (the
-// message lists them), FAILED_PRECONDITION for one that this machine cannot run.
+// available entry for host memory other than the reference. NOT_FOUND for a name that is not in the
+// list (the message lists them), FAILED_PRECONDITION for one that this machine cannot run.
 absl::StatusOr<ChosenBackend> ChooseBackend(absl::string_view name, const BackendOptions& options);
 
 // Processors that this process may run on: the affinity mask and the cgroup's CPU quota, at

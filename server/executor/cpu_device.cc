@@ -113,12 +113,18 @@ std::unique_ptr<Device> WrapCpuBackend(std::unique_ptr<kernels::Backend> backend
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(absl::string_view backend, int threads) {
   absl::StatusOr<kernels::ChosenBackend> chosen = kernels::ChooseBackend(backend, {threads});
   if (!chosen.ok()) return chosen.status();
+  const absl::string_view name = chosen->backend->Name();
   DeviceDescription description;
   description.id = "cpu";
   description.name = CpuModel();
   description.processors = threads > 0 ? threads : kernels::UsableProcessors();
   for (const kernels::BackendEntry& entry : kernels::BackendEntries()) {
-    if (entry.available().ok()) description.backends.push_back(entry.name);
+    const bool is_host = entry.memory == kernels::MemoryKind::kHost;
+    if (name == entry.name && !is_host) {
+      return absl::UnimplementedError(absl::StrCat(
+          "backend ", name, " computes in device memory; this server has no GPU device"));
+    }
+    if (is_host && entry.available().ok()) description.backends.push_back(entry.name);
   }
   description.backend = std::string(chosen->backend->Name());
   description.backend_reason = chosen->reason;

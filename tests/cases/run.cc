@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "tests/cases/device_access.h"
+
 namespace attnd::testing {
 namespace {
 
@@ -33,6 +35,13 @@ std::vector<std::string> AvailableBackends() {
   return names;
 }
 
+kernels::MemoryKind MemoryOf(const kernels::Backend& backend) {
+  for (const kernels::BackendEntry& entry : kernels::BackendEntries()) {
+    if (backend.Name() == entry.name) return entry.memory;
+  }
+  return kernels::MemoryKind::kHost;
+}
+
 std::unique_ptr<kernels::Backend> MakeBackend(const std::string& name, int threads) {
   for (const kernels::BackendEntry& entry : kernels::BackendEntries()) {
     if (name == entry.name) return entry.create({.threads = threads});
@@ -45,6 +54,7 @@ absl::Status RunTasks(kernels::Backend& backend, absl::Span<const kernels::Atten
     if (absl::Status status = Validate(task.problem); !status.ok()) return status;
     if (absl::Status status = backend.Supports(task.problem); !status.ok()) return status;
   }
+  if (MemoryOf(backend) == kernels::MemoryKind::kDevice) return RunOnDevice(backend, tasks);
   Workspace workspace(backend, tasks);
   return backend.Run(tasks, workspace.data(), nullptr);
 }

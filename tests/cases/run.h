@@ -16,6 +16,9 @@ namespace attnd::testing {
 // Names of the entries that this machine can run.
 std::vector<std::string> AvailableBackends();
 
+// Where the backend wants its tasks' memory; RunTasks takes host memory for all of them.
+kernels::MemoryKind MemoryOf(const kernels::Backend& backend);
+
 // `name` is one of AvailableBackends().
 std::unique_ptr<kernels::Backend> MakeBackend(const std::string& name, int threads);
 
