@@ -60,6 +60,10 @@ class Attnd:
         """Drains; the exit code."""
         if self.process.poll() is None:
             self.terminate()
+        return self.wait()
+
+    def wait(self):
+        """For the end of a server that was told to terminate (a second signal would cut it short)."""
         try:
             return self.process.wait(PATIENCE_S)
         finally:

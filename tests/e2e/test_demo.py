@@ -31,7 +31,7 @@ def test_demo_fails_when_an_answer_does(tmp_path):
     for name in ("attnd", "attnload"):
         os.symlink(BIN_DIR / name, tmp_path / name)
     script = tmp_path / "attnctl"
-    script.write_text(f'#!/bin/sh\n"{BIN_DIR}/attnctl" "$@"\nexit 1\n')
+    script.write_text(f'#!/bin/sh\n"{BIN_DIR}/attnctl" "$@"\n[ "$1" != run ]\n')
     script.chmod(0o755)
     done = demo(tmp_path)
     assert done.returncode != 0

@@ -176,6 +176,7 @@ def test_s39_drain_under_load(pb, tmp_path):
     callers = [threading.Thread(target=call_until_refused) for _ in range(4)]
     for caller in callers:
         caller.start()
+    terminated = float("inf")
     try:
         wait_until(lambda: len(outcomes) >= 8, "calls are answered")
         # One that runs longer than the delay, and must still complete.
@@ -190,11 +191,13 @@ def test_s39_drain_under_load(pb, tmp_path):
             o = np.frombuffer(long_call.result().o, np.float32)
             assert o.size == long_q.size and np.isfinite(o).all()
     finally:
-        stop_code = attnd.stop()
+        if terminated == float("inf"):
+            attnd.terminate()
+        exit_code = attnd.wait()
         stop.set()
         for caller in callers:
             caller.join()
-    assert stop_code == 0, attnd.log()
+    assert exit_code == 0, attnd.log()
     assert any(when > terminated + 0.3 for when in outcomes)  # it still served in the delay
     assert set(refused) <= {grpc.StatusCode.UNAVAILABLE}, refused
 
