@@ -53,6 +53,7 @@ absl::Span<const BackendEntry> BackendEntries() { return kEntries; }
 
 absl::StatusOr<ChosenBackend> ChooseBackend(absl::string_view name, const BackendOptions& options) {
   if (!name.empty()) return Force(name, "name", options);
+  // Nothing here sets variables. NOLINTNEXTLINE(concurrency-mt-unsafe)
   const char* variable = std::getenv("ATTND_BACKEND");
   if (variable != nullptr && *variable != '\0') return Force(variable, "ATTND_BACKEND", options);
   for (const BackendEntry& entry : kEntries) {

@@ -18,6 +18,7 @@
 #include "kernels/cpu/flash_rows.h"
 #include "kernels/cpu/vector.h"
 
+// NOLINTBEGIN(misc-definitions-in-headers): internal linkage is the point, see flash_kernel.h.
 namespace attnd::kernels::cpu {
 namespace {
 
@@ -319,5 +320,6 @@ constexpr FlashKernel MakeFlashKernel(const char* arch) {
 
 }  // namespace
 }  // namespace attnd::kernels::cpu
+// NOLINTEND(misc-definitions-in-headers)
 
 #endif  // ATTND_KERNELS_CPU_FLASH_BODY_H_

@@ -6,6 +6,7 @@
 #include "kernels/cpu/flash_kernel.h"
 #include "kernels/cpu/vector.h"
 
+// NOLINTBEGIN(misc-definitions-in-headers): internal linkage is the point, see flash_kernel.h.
 namespace attnd::kernels::cpu {
 namespace {
 
@@ -90,5 +91,6 @@ ATTND_CPU_INLINE void StoreRow(Element element, const float* from, int64_t count
 
 }  // namespace
 }  // namespace attnd::kernels::cpu
+// NOLINTEND(misc-definitions-in-headers)
 
 #endif  // ATTND_KERNELS_CPU_FLASH_ROWS_H_

@@ -16,6 +16,7 @@
 
 #define ATTND_CPU_INLINE __attribute__((always_inline)) inline
 
+// NOLINTBEGIN(misc-definitions-in-headers): internal linkage is the point, see flash_kernel.h.
 namespace attnd::kernels::cpu {
 namespace {
 
@@ -168,5 +169,6 @@ ATTND_CPU_INLINE F32 Tanh(F32 x) {
 
 }  // namespace
 }  // namespace attnd::kernels::cpu
+// NOLINTEND(misc-definitions-in-headers)
 
 #endif  // ATTND_KERNELS_CPU_VECTOR_H_

@@ -205,13 +205,13 @@ TEST(Retry, NoOrNegativePushbackMeansNever) {
 
 TEST(Retry, NoWaitPassesTheDeadline) {
   FakeServer server(FailFirst(Failures(100), grpc::StatusCode::UNAVAILABLE,
-                              {{"grpc-retry-pushback-ms", "30000"}}));
+                              {{"grpc-retry-pushback-ms", "59000"}}));
   const auto client = Connect(server.address());
   Problem problem(1);
-  problem.request().timeout = absl::Seconds(20);
+  problem.request().timeout = absl::Seconds(50);
   const absl::Time start = absl::Now();
   EXPECT_EQ(client->Attention(problem.request()).status(), absl::UnavailableError("not now"));
-  EXPECT_THAT(absl::Now() - start, Lt(absl::Seconds(10)));  // at once, not after either wait
+  EXPECT_THAT(absl::Now() - start, Lt(absl::Seconds(30)));  // at once, not after either wait
   EXPECT_EQ(server.calls(), 1);
 }
 
@@ -277,19 +277,19 @@ TEST(Client, AnAnswerToSomethingElseIsInternalAndNotRetried) {
 TEST(Client, HealthAndInfo) {
   FakeServer server;
   const auto client = Connect(server.address());
-  EXPECT_TRUE(client->CheckHealth(absl::Seconds(10)).ok());
-  const auto info = client->GetServerInfo(absl::Seconds(10));
+  EXPECT_TRUE(client->CheckHealth(absl::Seconds(60)).ok());
+  const auto info = client->GetServerInfo(absl::Seconds(60));
   ASSERT_TRUE(info.ok()) << info.status();
   EXPECT_EQ(info->version, "1.2.3");
   EXPECT_EQ(info->max_head_dim, 256);
   ASSERT_EQ(info->devices.size(), 1u);
   EXPECT_THAT(info->devices[0].backends, ::testing::ElementsAre("fake"));
   server.SetServing(false);
-  EXPECT_EQ(client->CheckHealth(absl::Seconds(10)),
+  EXPECT_EQ(client->CheckHealth(absl::Seconds(60)),
             absl::UnavailableError("health: the server reports NOT_SERVING"));
   server.Stop();
-  EXPECT_EQ(client->CheckHealth(absl::Seconds(10)).code(), absl::StatusCode::kUnavailable);
-  EXPECT_EQ(client->GetServerInfo(absl::Seconds(10)).status().code(),
+  EXPECT_EQ(client->CheckHealth(absl::Seconds(60)).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(client->GetServerInfo(absl::Seconds(60)).status().code(),
             absl::StatusCode::kUnavailable);
 }
 
