@@ -63,13 +63,15 @@ class CpuDevice final : public Device {
     return backend_->Supports(problem);
   }
 
-  absl::Status Upload(std::vector<RunningJob>&) override { return absl::OkStatus(); }
-  absl::Status Download(std::vector<RunningJob>&) override { return absl::OkStatus(); }
+  absl::Status Begin(Stage stage, RunningBatch& batch) override {
+    return stage == Stage::kRun ? Run(batch.jobs) : absl::OkStatus();
+  }
 
+ private:
   // Every problem of every request in one call of the backend.
-  absl::Status Run(std::vector<RunningJob>& batch) override {
+  absl::Status Run(std::vector<RunningJob>& jobs) {
     std::vector<kernels::AttentionTask> tasks;
-    for (RunningJob& running : batch) {
+    for (RunningJob& running : jobs) {
       const Request& request = running.job->request();
       for (const ProblemSlot& slot : request.problems) {
         tasks.push_back({slot.problem, backend_->Plan(slot.problem),
@@ -85,7 +87,6 @@ class CpuDevice final : public Device {
     return status;
   }
 
- private:
   const std::unique_ptr<kernels::Backend> backend_;
   const DeviceDescription description_;
   Workspace workspace_;  // of the thread that calls the stages

@@ -3,6 +3,7 @@
 #define ATTND_SERVER_EXECUTOR_DEVICE_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,17 +13,39 @@
 
 namespace attnd::server {
 
-// A job in a running batch, with the memory of its answer. Jobs that were cancelled or expired
-// between two stages are taken out of the batch, so a stage sees only those that still count.
+// What a device holds for one job: memory of its own, plans. Destroyed before the job's request and
+// buffers.
+class JobOnDevice {
+ public:
+  virtual ~JobOnDevice() = default;
+};
+
+// What a device keeps of one batch. Its destructor waits until nothing of the batch is under way
+// any more: from then on the memory of its jobs may go.
+class BatchOnDevice {
+ public:
+  virtual ~BatchOnDevice() = default;
+};
+
+// A job in a running batch, with the memory of its answer.
 struct RunningJob {
   JobPtr job;
   Buffer o;
   Buffer lse;
-  std::string kernel;  // set by Run
+  std::string kernel;                        // set by the run stage
+  std::unique_ptr<JobOnDevice> on_device{};  // set by Device::Reserve
+};
+
+// Jobs that were cancelled or expired between two stages move to `ended`, so that a stage sees only
+// those that still count, while memory that the device may be using stays.
+struct RunningBatch {
+  std::vector<RunningJob> jobs;
+  std::vector<RunningJob> ended;
+  std::unique_ptr<BatchOnDevice> on_device;  // the device's; last, so that it goes first
 };
 
 struct DeviceDescription {
-  std::string id;    // "cpu"
+  std::string id;    // "cpu", "cuda:0"
   std::string name;  // the model
   int64_t processors = 0;
   std::vector<std::string> backends;  // that could serve here, best first
@@ -30,20 +53,43 @@ struct DeviceDescription {
   std::string backend_reason;
 };
 
-// The stages of one batch are called in order by one thread, the executor's. Each returns when its
-// work is done. On failure the batch's outputs are undefined. INTERNAL means that the device is
-// lost.
+// For a gauge.
+struct DeviceMemory {
+  int64_t used_bytes = 0;
+  int64_t held_bytes = 0;  // taken from the device, used or kept
+};
+
+// A batch goes through kUpload (host to device), kRun and kDownload (device to the buffers o and
+// lse): Begin, then Done until it says true, for each in order. One thread, the executor's, calls
+// Reserve, Begin and Done.
 class Device {
  public:
   virtual ~Device() = default;
   virtual const DeviceDescription& Describe() const = 0;
   // OK, or why this device cannot serve the problem (UNIMPLEMENTED). Thread-safe.
   virtual absl::Status Supports(const kernels::AttentionProblem& problem) const = 0;
-  // Host to device. Nothing on a CPU.
-  virtual absl::Status Upload(std::vector<RunningJob>& batch) = 0;
-  virtual absl::Status Run(std::vector<RunningJob>& batch) = 0;
-  // Device to the buffers o and lse. Nothing on a CPU.
-  virtual absl::Status Download(std::vector<RunningJob>& batch) = 0;
+
+  // How many batches may be under way at once. 1: each stage is done when Begin returns.
+  virtual int max_batches() const { return 1; }
+
+  // Takes what the job needs of the device into running.on_device. UNAVAILABLE: no room now, try
+  // again when a batch has ended or after a while. RESOURCE_EXHAUSTED with pushback -1: never.
+  virtual absl::Status Reserve(RunningJob& /*running*/) { return absl::OkStatus(); }
+
+  // Begins a stage; may begin work of later stages where it overlaps with this one's. On failure
+  // the batch's outputs are undefined. UNAVAILABLE: there is no room now and nothing was begun, try
+  // again later. INTERNAL: the device is lost.
+  virtual absl::Status Begin(Stage stage, RunningBatch& batch) = 0;
+
+  // Whether the stage begun last is done; does not wait. Fails as Begin does, but for UNAVAILABLE.
+  virtual absl::StatusOr<bool> Done(RunningBatch& /*batch*/) { return true; }
+
+  // Where pinned memory, which this device copies from and to at full speed, comes from; null: any
+  // memory will do.
+  virtual std::shared_ptr<BlockAllocator> PinnedBlocks() { return nullptr; }
+
+  // Thread-safe.
+  virtual DeviceMemory memory() const { return {}; }
 };
 
 }  // namespace attnd::server

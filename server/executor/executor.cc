@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
+#include <list>
 #include <set>
 #include <string>
 #include <thread>
@@ -16,42 +18,64 @@ namespace {
 // been cancelled or may have expired meanwhile, or which may have been stopped.
 constexpr std::chrono::milliseconds kMemoryRetry{10};
 
+// While batches are under way, the device is looked at this often without a pause: a look costs a
+// microsecond or two, so that small batches, whose stages take tens, are not slept through ...
+constexpr int kSpinLooks = 64;
+// ... and then with naps of this length, which cost a percent or two of a processor and hold up the
+// next stage by less than a tenth of the millisecond that large batches take for one. A callback of
+// the driver would come no sooner, and would hold up the stream that it stands in.
+constexpr microseconds kNap{50};
+
 struct StageStep {
   Stage stage;
-  absl::Status (Device::*run)(std::vector<RunningJob>& batch);
   int64_t Timing::*time_us;
 };
 
 constexpr StageStep kSteps[] = {
-    {Stage::kUpload, &Device::Upload, &Timing::upload_us},
-    {Stage::kRun, &Device::Run, &Timing::run_us},
-    {Stage::kDownload, &Device::Download, &Timing::download_us},
+    {Stage::kUpload, &Timing::upload_us},
+    {Stage::kRun, &Timing::run_us},
+    {Stage::kDownload, &Timing::download_us},
 };
 
-// What the whole batch shares.
+// A batch under way.
 struct BatchRun {
   uint64_t id = 0;
   TimePoint start;
   int64_t size = 0;  // requests that ran together
   Timing timing;     // upload, run, download
+  const StageStep* step = std::begin(kSteps);
+  bool begun = false;  // the step
+  TimePoint begun_at;
+  TimePoint retry_at = TimePoint::min();  // if the device had no room for the step
+  RunningBatch batch;
 };
 
-// Takes out of the batch those that no longer count. `stage` is the one they have been through.
-void EndCancelledAndExpired(std::vector<RunningJob>& jobs, TimePoint now, Stage stage) {
-  const auto ended = [&](RunningJob& running) {
+// How a look at a batch ended.
+enum class Look { kNothingNew, kProgress, kEnded };
+
+// Finishes those that no longer count, and moves them to `ended`. `stage` is the one they have been
+// through.
+void EndCancelledAndExpired(RunningBatch& batch, TimePoint now, Stage stage) {
+  const auto counts = [&](const RunningJob& running) {
     if (running.job->cancelled()) {
       running.job->Finish(absl::CancelledError("the caller cancelled"), stage);
-      return true;
+      return false;
     }
     if (running.job->request().deadline <= now) {
       running.job->Finish(absl::DeadlineExceededError(
                               absl::StrCat("the deadline passed in stage ", StageName(stage))),
                           stage);
-      return true;
+      return false;
     }
-    return false;
+    return true;
   };
-  jobs.erase(std::remove_if(jobs.begin(), jobs.end(), ended), jobs.end());
+  const auto gone = std::stable_partition(batch.jobs.begin(), batch.jobs.end(), counts);
+  std::move(gone, batch.jobs.end(), std::back_inserter(batch.ended));
+  batch.jobs.erase(gone, batch.jobs.end());
+}
+
+void FinishAll(const RunningBatch& batch, const absl::Status& status, Stage stage) {
+  for (const RunningJob& running : batch.jobs) running.job->Finish(status, stage);
 }
 
 int64_t AnswerBlockBytes(const Request& request, const BufferPool& pool) {
@@ -89,28 +113,126 @@ class Executor::Impl {
 
  private:
   void Loop() {
-    while (absl::optional<Batch> batch = scheduler_->NextBatch()) {
-      const uint64_t releases_seen = pool_->releases();
-      std::vector<JobPtr> without_memory;
-      std::vector<RunningJob> jobs = GiveMemory(std::move(batch->jobs), without_memory);
-      if (!without_memory.empty()) scheduler_->Requeue(without_memory);
-      without_memory.clear();
-      if (jobs.empty()) {
-        pool_->WaitForRelease(releases_seen, *clock_, clock_->Now() + kMemoryRetry);
-        continue;
-      }
-      const absl::Status status = RunBatch(batch->id, jobs);
-      jobs.clear();
-      if (absl::IsInternal(status)) {
-        LoseDevice(status);
-        return;
+    int idle_looks = 0;
+    while (lost_.ok() && Fill()) {
+      if (LookAtAll()) {
+        idle_looks = 0;
+      } else if (!under_way_.empty() && ++idle_looks > kSpinLooks) {
+        Nap();
       }
     }
+    if (!lost_.ok()) LoseDevice();
   }
 
-  // Gives each job the memory of its answer, in order, up to the first that the pool has no room
-  // for: it and those after it are left in `without_memory`, so that small answers do not pass a
-  // large one for ever. Jobs whose answer can never fit are finished.
+  // Takes batches while there is room for more. Waits for one, or for memory for one, only where
+  // none is under way. False if there will be no more.
+  bool Fill() {
+    while (lost_.ok() && static_cast<int>(under_way_.size()) < device_->max_batches()) {
+      if (without_memory_ && under_way_.empty()) {
+        pool_->WaitForRelease(releases_seen_, *clock_, retry_at_);
+      } else if (without_memory_ && pool_->releases() == releases_seen_ &&
+                 clock_->Now() < retry_at_) {
+        return true;
+      }
+      without_memory_ = false;
+      absl::optional<Batch> batch = under_way_.empty()
+                                        ? scheduler_->NextBatch()
+                                        : scheduler_->NextBatchBefore(TimePoint::min());
+      if (!batch) return !under_way_.empty();
+      Take(*std::move(batch));
+    }
+    return true;
+  }
+
+  void Take(Batch batch) {
+    releases_seen_ = pool_->releases();
+    retry_at_ = clock_->Now() + kMemoryRetry;
+    std::vector<JobPtr> without_memory;
+    BatchRun run;
+    run.id = batch.id;
+    run.batch.jobs = GiveMemory(std::move(batch.jobs), without_memory);
+    without_memory_ = !without_memory.empty();
+    if (without_memory_) scheduler_->Requeue(without_memory);
+    if (run.batch.jobs.empty()) return;
+    run.start = clock_->Now();
+    under_way_.push_back(std::move(run));
+  }
+
+  // Until the device may have news; a batch that comes first is taken.
+  void Nap() {
+    const TimePoint until = clock_->Now() + kNap;
+    if (static_cast<int>(under_way_.size()) < device_->max_batches() && !without_memory_) {
+      absl::optional<Batch> batch = scheduler_->NextBatchBefore(until);
+      if (batch) return Take(*std::move(batch));
+    }
+    MutexLock lock(nap_mutex_);
+    if (clock_->Now() < until) clock_->WaitUntil(never_, nap_mutex_, until);
+  }
+
+  // Moves every batch on as far as it goes now. False if nothing moved.
+  bool LookAtAll() {
+    bool moved = false;
+    for (auto run = under_way_.begin(); run != under_way_.end() && lost_.ok();) {
+      Look look = LookAt(*run);
+      while (look == Look::kProgress) {
+        moved = true;
+        look = LookAt(*run);
+      }
+      if (look == Look::kEnded) {
+        moved = true;
+        run = under_way_.erase(run);
+        // What it held may be what another waits for.
+        without_memory_ = false;
+        for (BatchRun& other : under_way_) other.retry_at = TimePoint::min();
+      } else {
+        ++run;
+      }
+    }
+    return moved;
+  }
+
+  // One step of one batch: begins a stage, or sees that it is done.
+  Look LookAt(BatchRun& run) {
+    if (!run.begun) return BeginStep(run);
+    const absl::StatusOr<bool> done = device_->Done(run.batch);
+    if (!done.ok()) return Fail(run, done.status());
+    if (!*done) return Look::kNothingNew;
+    run.timing.*run.step->time_us = ToMicroseconds(clock_->Now() - run.begun_at);
+    if (run.step->stage == Stage::kRun) ObserveRun(run);
+    run.begun = false;
+    if (++run.step != std::end(kSteps)) return Look::kProgress;
+    for (RunningJob& answered : run.batch.jobs) FinishWithAnswer(run, answered);
+    return Look::kEnded;
+  }
+
+  Look BeginStep(BatchRun& run) {
+    const TimePoint now = clock_->Now();
+    if (now < run.retry_at) return Look::kNothingNew;
+    const Stage passed =
+        run.step == std::begin(kSteps) ? Stage::kQueue : std::prev(run.step)->stage;
+    EndCancelledAndExpired(run.batch, now, passed);
+    if (run.batch.jobs.empty()) return Look::kEnded;
+    if (run.step->stage == Stage::kRun) run.size = static_cast<int64_t>(run.batch.jobs.size());
+    const absl::Status status = device_->Begin(run.step->stage, run.batch);
+    if (absl::IsUnavailable(status)) {
+      run.retry_at = now + kMemoryRetry;
+      return Look::kNothingNew;
+    }
+    if (!status.ok()) return Fail(run, status);
+    run.begun = true;
+    run.begun_at = now;
+    return Look::kProgress;
+  }
+
+  Look Fail(BatchRun& run, const absl::Status& status) {
+    FinishAll(run.batch, status, run.step->stage);
+    if (absl::IsInternal(status)) lost_ = status;
+    return Look::kEnded;
+  }
+
+  // Gives each job its memory, in order, up to the first that the pool or the device has no room
+  // for: it and those after it are left in `without_memory`, so that small ones do not pass a large
+  // one for ever. Jobs that can never fit are finished.
   std::vector<RunningJob> GiveMemory(std::vector<JobPtr> jobs,
                                      std::vector<JobPtr>& without_memory) {
     std::vector<RunningJob> running;
@@ -128,8 +250,8 @@ class Executor::Impl {
     return running;
   }
 
-  // Moves the job to `running`, with its memory; false if the pool has no room now.
-  bool Allocate(JobPtr& job, std::vector<RunningJob>& running) {
+  // Moves the job to `running`, with its memory, or finishes it; false if there is no room now.
+  bool Allocate(const JobPtr& job, std::vector<RunningJob>& running) {
     const Request& request = job->request();
     // First, as taking O and giving it back for want of LSE would look like a release to wait for.
     if (AnswerBlockBytes(request, *pool_) > pool_->budget_bytes() - pool_->used_bytes()) {
@@ -138,38 +260,27 @@ class Executor::Impl {
     absl::StatusOr<Buffer> o = pool_->Allocate(request.output.o_bytes);
     absl::StatusOr<Buffer> lse = pool_->Allocate(request.output.lse_bytes);
     if (!o.ok() || !lse.ok()) return false;
-    running.push_back({std::move(job), *std::move(o), *std::move(lse), ""});
+    RunningJob with_memory{job, *std::move(o), *std::move(lse), ""};
+    const absl::Status reserved = device_->Reserve(with_memory);
+    if (absl::IsUnavailable(reserved)) {
+      // Giving the answer's memory back is no release to wait for.
+      with_memory = RunningJob();
+      releases_seen_ = pool_->releases();
+      return false;
+    }
+    if (reserved.ok()) {
+      running.push_back(std::move(with_memory));
+    } else {
+      job->Finish(reserved, Stage::kQueue);
+      if (absl::IsInternal(reserved)) lost_ = reserved;
+    }
     return true;
   }
 
-  // Runs the stages and ends every job. The status of the stage that failed, if one did.
-  absl::Status RunBatch(uint64_t id, std::vector<RunningJob>& jobs) {
-    BatchRun run;
-    run.id = id;
-    run.start = clock_->Now();
-    Stage passed = Stage::kQueue;
-    for (const StageStep& step : kSteps) {
-      const TimePoint begin = clock_->Now();
-      EndCancelledAndExpired(jobs, begin, passed);
-      if (jobs.empty()) return absl::OkStatus();
-      if (step.stage == Stage::kRun) run.size = static_cast<int64_t>(jobs.size());
-      const absl::Status status = (device_->*step.run)(jobs);
-      run.timing.*step.time_us = ToMicroseconds(clock_->Now() - begin);
-      if (!status.ok()) {
-        for (const RunningJob& failed : jobs) failed.job->Finish(status, step.stage);
-        return status;
-      }
-      if (step.stage == Stage::kRun) ObserveRun(run, jobs);
-      passed = step.stage;
-    }
-    for (RunningJob& done : jobs) FinishWithAnswer(run, done);
-    return absl::OkStatus();
-  }
-
-  void ObserveRun(const BatchRun& run, const std::vector<RunningJob>& jobs) {
+  void ObserveRun(const BatchRun& run) {
     metrics_->ObserveBatch(run.size);
     std::set<std::string> kernels;
-    for (const RunningJob& running : jobs) {
+    for (const RunningJob& running : run.batch.jobs) {
       if (!running.kernel.empty()) kernels.insert(running.kernel);
     }
     for (const std::string& kernel : kernels) {
@@ -194,10 +305,13 @@ class Executor::Impl {
     done.job->Finish(std::move(answer), Stage::kDone);
   }
 
-  void LoseDevice(const absl::Status& status) {
-    scheduler_->Stop(absl::UnavailableError(absl::StrCat(
-        "device ", device_->Describe().id, " was lost: ", std::string(status.message()))));
-    if (options_.on_device_lost) options_.on_device_lost(status);
+  void LoseDevice() {
+    const absl::Status unavailable = absl::UnavailableError(absl::StrCat(
+        "device ", device_->Describe().id, " was lost: ", std::string(lost_.message())));
+    for (const BatchRun& run : under_way_) FinishAll(run.batch, unavailable, run.step->stage);
+    under_way_.clear();
+    scheduler_->Stop(unavailable);
+    if (options_.on_device_lost) options_.on_device_lost(lost_);
   }
 
   const ExecutorOptions options_;
@@ -206,6 +320,14 @@ class Executor::Impl {
   BufferPool* const pool_;
   Clock* const clock_;
   Metrics* const metrics_;
+  // Of the thread.
+  std::list<BatchRun> under_way_;  // in the order of beginning
+  absl::Status lost_;              // not OK: the device is
+  bool without_memory_ = false;    // jobs had to go back to the queue; wait, ...
+  uint64_t releases_seen_ = 0;     // ... until the pool's releases differ from this, ...
+  TimePoint retry_at_;             // ... or until this
+  Mutex nap_mutex_;
+  CondVar never_;       // notified
   std::thread thread_;  // last: starts when the rest is there
 };
 

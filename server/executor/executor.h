@@ -20,19 +20,27 @@ struct ExecutorOptions {
   std::function<void(const absl::Status&)> on_device_lost;
 };
 
-// A batch's life here: each job is given the memory of its answer, then the stages run, then every
-// job ends with its answer. Before each stage, cancelled jobs end as CANCELLED and expired ones as
-// DEADLINE_EXCEEDED; the rest goes on. A stage that fails ends every job of the batch with its
-// status; INTERNAL also stops the scheduler (UNAVAILABLE for the queue), then calls on_device_lost.
+// A batch's life here: each job is given the memory of its answer and what it needs of the device,
+// then the stages run, then every job ends with its answer. Before each stage, cancelled jobs end
+// as CANCELLED and expired ones as DEADLINE_EXCEEDED; the rest goes on. A stage that fails ends
+// every job of the batch with its status; INTERNAL also stops the scheduler (UNAVAILABLE for the
+// queue and for the other batches under way), then calls on_device_lost.
 //
-// Jobs that the pool has no room for go back to their places in the queue, where deadlines and
-// cancellation still count, and are tried again when something is given back; those that found room
-// run meanwhile. An answer that can never fit beside its own payload ends as RESOURCE_EXHAUSTED
-// with pushback -1. For waiting to end, the pool's budget must exceed what payloads can take of it
-// by the largest answer at least: whoever receives payloads sees to that.
+// Batches begin in the order in which the scheduler hands them out, up to Device::max_batches()
+// under way at once; each goes to its next stage when it is done with the last one, whatever the
+// others do. While any is under way, the thread never waits for the scheduler alone: it looks at
+// the device a few dozen times, then between naps.
+//
+// Jobs that the pool or the device has no room for go back to their places in the queue, where
+// deadlines and cancellation still count, and are tried again when something is given back; those
+// that found room run meanwhile. An answer that can never fit beside its own payload ends as
+// RESOURCE_EXHAUSTED with pushback -1. For waiting to end, the pool's budget must exceed what
+// payloads can take of it by the largest answer at least: whoever receives payloads sees to that.
 //
 // An answer's batch_size counts the requests that were there when the batch ran; queue_us runs from
-// the arrival to the first stage, waiting for memory included.
+// the arrival to the first stage, waiting for memory included; the stages' times run from the
+// moment a stage is begun to that when it is seen done, so that they add up, waiting for other
+// batches included.
 class Executor {
  public:
   // All pointers outlive the executor. Starts the thread.

@@ -1,8 +1,9 @@
-// Raw blocks of host memory, and the sizes they come in.
+// Raw blocks of memory, and the sizes they come in.
 #ifndef ATTND_SERVER_MEMORY_BLOCK_H_
 #define ATTND_SERVER_MEMORY_BLOCK_H_
 
 #include <cstdint>
+#include <memory>
 
 namespace attnd::server {
 
@@ -13,10 +14,19 @@ inline constexpr int64_t kBlockAlignment = 64;
 // fits whatever is a little smaller and wastes at most an eighth. size_bytes > 0.
 int64_t SizeClassBytes(int64_t size_bytes);
 
-// A block aligned to kBlockAlignment, not initialised; null if the system has none. `block_bytes`
-// is a multiple of kBlockAlignment, > 0.
-unsigned char* NewBlock(int64_t block_bytes);
-void FreeBlock(unsigned char* block, int64_t block_bytes);
+// Where blocks come from: the system, pinned memory, a GPU's memory. Thread-safe.
+class BlockAllocator {
+ public:
+  virtual ~BlockAllocator() = default;
+  // A block aligned to kBlockAlignment at least, not initialised; null if there is none now.
+  // `block_bytes` is a multiple of kBlockAlignment, > 0.
+  virtual unsigned char* New(int64_t block_bytes) = 0;
+  // `block_bytes` as New() was told.
+  virtual void Free(unsigned char* block, int64_t block_bytes) = 0;
+};
+
+// The system's memory; pages of large blocks go back at once.
+std::shared_ptr<BlockAllocator> SystemBlocks();
 
 // Under AddressSanitizer, only the first `size_bytes` of the block may be touched from here on.
 void AllowBytes(unsigned char* block, int64_t size_bytes, int64_t block_bytes);

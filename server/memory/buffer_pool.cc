@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/memory/block.h"
 
 namespace attnd::server {
 
@@ -22,9 +21,15 @@ struct Buffer::State {
   };
   using KeptList = std::list<Kept>;
 
-  explicit State(int64_t budget) : budget_bytes(budget) {}
+  State(int64_t budget, std::shared_ptr<BlockAllocator> from)
+      : budget_bytes(budget), blocks(from == nullptr ? SystemBlocks() : std::move(from)) {}
   ~State() {
     for (const Kept& kept : kept_blocks) FreeBlock(kept.block, kept.block_bytes);
+  }
+
+  void FreeBlock(unsigned char* block, int64_t block_bytes) {
+    AllowBytes(block, block_bytes, block_bytes);
+    blocks->Free(block, block_bytes);
   }
 
   unsigned char* Take(int64_t block_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
@@ -32,6 +37,7 @@ struct Buffer::State {
   void GiveBack(unsigned char* block, int64_t block_bytes) ABSL_LOCKS_EXCLUDED(mutex);
 
   const int64_t budget_bytes;
+  const std::shared_ptr<BlockAllocator> blocks;
   mutable Mutex mutex;
   CondVar released;
   int64_t used_bytes ABSL_GUARDED_BY(mutex) = 0;
@@ -96,8 +102,8 @@ Buffer::~Buffer() {
   if (state_ != nullptr) state_->GiveBack(data_, block_bytes_);
 }
 
-BufferPool::BufferPool(int64_t budget_bytes)
-    : state_(std::make_shared<Buffer::State>(budget_bytes)) {}
+BufferPool::BufferPool(int64_t budget_bytes, std::shared_ptr<BlockAllocator> blocks)
+    : state_(std::make_shared<Buffer::State>(budget_bytes, std::move(blocks))) {}
 
 BufferPool::~BufferPool() = default;
 
@@ -122,12 +128,18 @@ absl::StatusOr<Buffer> BufferPool::Allocate(int64_t size_bytes) {
     state_->used_bytes += block_bytes;
     while (state_->used_bytes + state_->kept_bytes > state_->budget_bytes) state_->FreeOldest();
   }
-  if (block == nullptr) block = NewBlock(block_bytes);
+  if (block == nullptr) block = state_->blocks->New(block_bytes);
+  if (block == nullptr) {
+    // What is kept may be what is missing.
+    MutexLock lock(state_->mutex);
+    while (!state_->kept_blocks.empty()) state_->FreeOldest();
+    block = state_->blocks->New(block_bytes);
+  }
   if (block == nullptr) {
     MutexLock lock(state_->mutex);
     state_->used_bytes -= block_bytes;
     return absl::ResourceExhaustedError(
-        absl::StrCat("the system has no memory for a block of ", block_bytes, " bytes"));
+        absl::StrCat("there is no memory for a block of ", block_bytes, " bytes"));
   }
   AllowBytes(block, size_bytes, block_bytes);
   Buffer buffer;

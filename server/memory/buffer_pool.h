@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/clock.h"
+#include "server/memory/block.h"
 
 namespace attnd::server {
 
@@ -44,12 +45,13 @@ class BufferPool {
   static constexpr uint64_t kKeptReleases = 4096;
 
   // At most `budget_bytes` are out at once, rounded-up block sizes counted; kept blocks are freed
-  // before a new one would pass the budget.
-  explicit BufferPool(int64_t budget_bytes);
+  // before a new one would pass the budget. `blocks` is where they come from: host memory; null:
+  // the system's.
+  explicit BufferPool(int64_t budget_bytes, std::shared_ptr<BlockAllocator> blocks = nullptr);
   ~BufferPool();
 
-  // RESOURCE_EXHAUSTED when the budget is out (try again when something is given back),
-  // INVALID_ARGUMENT when the size can never fit. The bytes are not initialised.
+  // RESOURCE_EXHAUSTED when the budget is out or there are no more blocks (try again when something
+  // is given back), INVALID_ARGUMENT when the size can never fit. The bytes are not initialised.
   absl::StatusOr<Buffer> Allocate(int64_t size_bytes);
 
   // What a buffer of this size counts against the budget: at most 12.5 % and 63 bytes more.

@@ -1,5 +1,6 @@
 #include "server/scheduler/scheduler.h"
 
+#include <algorithm>
 #include <string>
 #include <thread>
 #include <utility>
@@ -102,6 +103,26 @@ class Scheduler::Impl {
     }
   }
 
+  absl::optional<Batch> NextBatchBefore(TimePoint deadline) {
+    std::vector<JobPtr> expired;
+    absl::optional<Batch> batch;
+    {
+      MutexLock lock(mutex_);
+      TimePoint now = clock_->Now();
+      if (!IsDue(now) && refusal_.ok() && now < deadline) {
+        clock_->WaitUntil(batch_due_, mutex_, std::min(queue_.BatchDue(), deadline));
+        now = clock_->Now();
+      }
+      expired = queue_.TakeExpired(now);
+      if (IsDue(now)) {
+        estimate_.Asked(now);
+        batch = TakeBatch(now);
+      }
+    }
+    FinishExpired(expired);
+    return batch;
+  }
+
   void Cancel(const JobPtr& job) {
     // Before the lock: Submit looks at it under the lock, so either it sees this or we find the
     // job.
@@ -152,6 +173,10 @@ class Scheduler::Impl {
     if (queue_.EarliestDeadline() < deadline_before) earlier_deadline_.NotifyAll();
   }
 
+  bool IsDue(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !queue_.empty() && (!refusal_.ok() || queue_.BatchDue() <= now);
+  }
+
   Batch TakeBatch(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     Batch batch;
     batch.id = ++last_batch_id_;
@@ -199,6 +224,9 @@ Scheduler::~Scheduler() = default;
 
 absl::Status Scheduler::Submit(JobPtr job) { return impl_->Submit(std::move(job)); }
 absl::optional<Batch> Scheduler::NextBatch() { return impl_->NextBatch(); }
+absl::optional<Batch> Scheduler::NextBatchBefore(TimePoint deadline) {
+  return impl_->NextBatchBefore(deadline);
+}
 void Scheduler::Requeue(const std::vector<JobPtr>& jobs) { impl_->Requeue(jobs); }
 void Scheduler::Cancel(const JobPtr& job) { impl_->Cancel(job); }
 void Scheduler::Drain() { impl_->Drain(); }

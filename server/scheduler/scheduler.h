@@ -65,6 +65,10 @@ class Scheduler {
   // Waits for the next batch; nullopt once drained and empty, or stopped. Called by executors.
   absl::optional<Batch> NextBatch();
 
+  // The same for an executor that has batches under way: waits until `deadline` at most, which may
+  // have passed; nullopt also if there is none by then. May return early without a reason.
+  absl::optional<Batch> NextBatchBefore(TimePoint deadline);
+
   // Takes back, to their old places, jobs of a batch that could not start. They count against the
   // queue's limits but are not refused for them; after Stop(), or cancelled, they are finished.
   void Requeue(const std::vector<JobPtr>& jobs);

@@ -11,8 +11,9 @@ namespace attnd::server {
 
 // An exponentially weighted mean of the time per request, from the time between handing a batch out
 // and an executor's asking for the next. With several executors that time is the shorter, as their
-// common rate is the higher. Good enough to tell a refused caller when to come again. Not
-// thread-safe.
+// common rate is the higher; an executor with several batches under way asks when one of them has
+// made room, so that between batches of a steady load it is the time of one. Good enough to tell a
+// refused caller when to come again. Not thread-safe.
 class ServiceEstimate {
  public:
   void HandedOut(TimePoint now, int64_t requests) {

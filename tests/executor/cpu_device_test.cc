@@ -46,25 +46,26 @@ class CpuDeviceTest : public ::testing::Test {
 };
 
 TEST_F(CpuDeviceTest, RunsTheWholeBatchInOneCall) {
-  std::vector<RunningJob> batch;
-  batch.push_back(MakeRunning(fakes::MakeAttention(pool_, 3, 8, 1, 2, 3)));
-  batch.push_back(MakeRunning(fakes::MakeAttention(pool_, 5, 16, 4, 5, 6)));
-  ASSERT_TRUE(device_->Upload(batch).ok());
-  ASSERT_TRUE(device_->Run(batch).ok());
-  ASSERT_TRUE(device_->Download(batch).ok());
+  RunningBatch batch;
+  batch.jobs.push_back(MakeRunning(fakes::MakeAttention(pool_, 3, 8, 1, 2, 3)));
+  batch.jobs.push_back(MakeRunning(fakes::MakeAttention(pool_, 5, 16, 4, 5, 6)));
+  for (const Stage stage : {Stage::kUpload, Stage::kRun, Stage::kDownload}) {
+    ASSERT_TRUE(device_->Begin(stage, batch).ok());
+    EXPECT_TRUE(*device_->Done(batch));
+  }
   ASSERT_EQ(backend_->calls.size(), 1u);
   const std::vector<kernels::AttentionTask>& tasks = backend_->calls[0].tasks;
   ASSERT_EQ(tasks.size(), 2u);
-  const Request& second = batch[1].job->request();
+  const Request& second = batch.jobs[1].job->request();
   EXPECT_EQ(tasks[1].problem, second.problems[0].problem);
   EXPECT_EQ(tasks[1].args.q, second.q.data());
   EXPECT_EQ(tasks[1].args.v, second.v.data());
-  EXPECT_EQ(tasks[1].args.o, batch[1].o.data());
-  EXPECT_EQ(tasks[1].plan.kernel, batch[1].kernel);
-  EXPECT_EQ(batch[0].kernel, "attn_fwd_f32_d64_full_fake");
-  EXPECT_EQ(At(batch[0].o, 3 * 8 - 1), 1);
-  EXPECT_EQ(At(batch[1].o, 5 * 16 - 1), 2);
-  EXPECT_EQ(At(batch[1].lse, 4), -2);
+  EXPECT_EQ(tasks[1].args.o, batch.jobs[1].o.data());
+  EXPECT_EQ(tasks[1].plan.kernel, batch.jobs[1].kernel);
+  EXPECT_EQ(batch.jobs[0].kernel, "attn_fwd_f32_d64_full_fake");
+  EXPECT_EQ(At(batch.jobs[0].o, 3 * 8 - 1), 1);
+  EXPECT_EQ(At(batch.jobs[1].o, 5 * 16 - 1), 2);
+  EXPECT_EQ(At(batch.jobs[1].lse, 4), -2);
 }
 
 TEST_F(CpuDeviceTest, APackedRequestIsATaskForEachSequence) {
@@ -76,55 +77,55 @@ TEST_F(CpuDeviceTest, APackedRequestIsATaskForEachSequence) {
   rest.q_offset_elems = rest.k_offset_elems = rest.v_offset_elems = rest.o_offset_elems = 8;
   rest.lse_offset_elems = 1;
   request->problems = {first, rest};
-  std::vector<RunningJob> batch;
-  batch.push_back(MakeRunning(std::move(request)));
-  ASSERT_TRUE(device_->Run(batch).ok());
+  RunningBatch batch;
+  batch.jobs.push_back(MakeRunning(std::move(request)));
+  ASSERT_TRUE(device_->Begin(Stage::kRun, batch).ok());
   ASSERT_EQ(backend_->calls.at(0).tasks.size(), 2u);
-  EXPECT_EQ(At(batch[0].o, 7), 1);
-  EXPECT_EQ(At(batch[0].o, 8), 2);
-  EXPECT_EQ(At(batch[0].lse, 0), -1);
-  EXPECT_EQ(At(batch[0].lse, 1), -2);
+  EXPECT_EQ(At(batch.jobs[0].o, 7), 1);
+  EXPECT_EQ(At(batch.jobs[0].o, 8), 2);
+  EXPECT_EQ(At(batch.jobs[0].lse, 0), -1);
+  EXPECT_EQ(At(batch.jobs[0].lse, 1), -2);
 }
 
 TEST_F(CpuDeviceTest, ARequestWithoutSequencesRunsNothing) {
-  std::vector<RunningJob> batch;
-  batch.push_back(MakeRunning(fakes::MakeRequest({.answer_bytes = 0})));
-  EXPECT_TRUE(device_->Run(batch).ok());
+  RunningBatch batch;
+  batch.jobs.push_back(MakeRunning(fakes::MakeRequest({.answer_bytes = 0})));
+  EXPECT_TRUE(device_->Begin(Stage::kRun, batch).ok());
   EXPECT_TRUE(backend_->calls.empty());
-  EXPECT_EQ(batch[0].kernel, "");
+  EXPECT_EQ(batch.jobs[0].kernel, "");
 }
 
 TEST_F(CpuDeviceTest, TheWorkspaceIsAlignedKeptAndBounded) {
-  std::vector<RunningJob> batch;
-  batch.push_back(MakeRunning(fakes::MakeAttention(pool_, 1, 8, 0, 0, 0)));
-  ASSERT_TRUE(device_->Run(batch).ok());
+  RunningBatch batch;
+  batch.jobs.push_back(MakeRunning(fakes::MakeAttention(pool_, 1, 8, 0, 0, 0)));
+  ASSERT_TRUE(device_->Begin(Stage::kRun, batch).ok());
   EXPECT_EQ(backend_->calls.back().workspace, nullptr) << "none was asked for";
   backend_->workspace_bytes = 100000;
-  ASSERT_TRUE(device_->Run(batch).ok());
+  ASSERT_TRUE(device_->Begin(Stage::kRun, batch).ok());
   void* const first = backend_->calls.back().workspace;
   EXPECT_EQ(reinterpret_cast<uintptr_t>(first) % 64, 0u);
   backend_->workspace_bytes = 99;
-  ASSERT_TRUE(device_->Run(batch).ok());
+  ASSERT_TRUE(device_->Begin(Stage::kRun, batch).ok());
   EXPECT_EQ(backend_->calls.back().workspace, first) << "kept";
   backend_->workspace_bytes = kMaxKeptWorkspaceBytes + 1;
-  ASSERT_TRUE(device_->Run(batch).ok());
+  ASSERT_TRUE(device_->Begin(Stage::kRun, batch).ok());
   const size_t calls = backend_->calls.size();
   backend_->workspace_bytes = kMaxWorkspaceBytes + 1;
-  const absl::Status status = device_->Run(batch);
+  const absl::Status status = device_->Begin(Stage::kRun, batch);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(kMaxWorkspaceBytes + 1)));
   EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(kMaxWorkspaceBytes)));
   EXPECT_EQ(backend_->calls.size(), calls);
   backend_->workspace_bytes = 64;
-  EXPECT_TRUE(device_->Run(batch).ok()) << "the device goes on";
+  EXPECT_TRUE(device_->Begin(Stage::kRun, batch).ok()) << "the device goes on";
 }
 
 TEST_F(CpuDeviceTest, PassesTheBackendsErrorsOn) {
-  std::vector<RunningJob> batch;
-  batch.push_back(MakeRunning(fakes::MakeAttention(pool_, 1, 8, 0, 0, 0)));
+  RunningBatch batch;
+  batch.jobs.push_back(MakeRunning(fakes::MakeAttention(pool_, 1, 8, 0, 0, 0)));
   backend_->run_status = absl::InternalError("a bad day");
-  EXPECT_EQ(device_->Run(batch), backend_->run_status);
-  kernels::AttentionProblem problem = batch[0].job->request().problems[0].problem;
+  EXPECT_EQ(device_->Begin(Stage::kRun, batch), backend_->run_status);
+  kernels::AttentionProblem problem = batch.jobs[0].job->request().problems[0].problem;
   EXPECT_TRUE(device_->Supports(problem).ok());
   problem.dtype = kernels::DType::kBF16;
   EXPECT_EQ(device_->Supports(problem).code(), absl::StatusCode::kUnimplemented);
@@ -149,13 +150,13 @@ TEST(CreateCpuDevice, DescribesItselfAndComputes) {
   running.lse = *pool.Allocate(4 * 4);
   running.job = std::make_shared<Job>(fakes::MakeAttention(pool, 4, 8, 0.5F, 0.25F, 3.0F),
                                       [](Job&, const absl::StatusOr<Answer>&, Stage) {});
-  std::vector<RunningJob> batch;
-  batch.push_back(std::move(running));
-  ASSERT_TRUE((*device)->Run(batch).ok());
+  RunningBatch batch;
+  batch.jobs.push_back(std::move(running));
+  ASSERT_TRUE((*device)->Begin(Stage::kRun, batch).ok());
   const double x = 8 * 0.5 * 0.25 / std::sqrt(8.0);
-  EXPECT_NEAR(reinterpret_cast<float*>(batch[0].o.data())[31], 3.0, 1e-6);
-  EXPECT_NEAR(reinterpret_cast<float*>(batch[0].lse.data())[3], x + std::log(4.0), 1e-6);
-  EXPECT_THAT(batch[0].kernel, StartsWith("attn_fwd_f32_d64_full_"));
+  EXPECT_NEAR(reinterpret_cast<float*>(batch.jobs[0].o.data())[31], 3.0, 1e-6);
+  EXPECT_NEAR(reinterpret_cast<float*>(batch.jobs[0].lse.data())[3], x + std::log(4.0), 1e-6);
+  EXPECT_THAT(batch.jobs[0].kernel, StartsWith("attn_fwd_f32_d64_full_"));
 }
 
 TEST(CreateCpuDevice, ChoosesABackendWhereNoneIsNamed) {

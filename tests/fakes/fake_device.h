@@ -19,7 +19,8 @@ class FakeDevice final : public server::Device {
   // Called on the executor's thread at the start of a stage, before the failure is looked at.
   using Hook = std::function<void(std::vector<server::RunningJob>&)>;
 
-  FakeDevice() {
+  // `max_batches` above 1: stages are done when a test says so (Pass).
+  explicit FakeDevice(int max_batches = 1) : max_batches_(max_batches) {
     description_.id = "fake";
     description_.name = "a puppet";
     description_.backend = "fake_backend";
@@ -39,6 +40,32 @@ class FakeDevice final : public server::Device {
     failures_.clear();
   }
 
+  // The batch whose first request this is may be seen done with this many more stages.
+  void Pass(const std::string& id, int stages = 1) {
+    MutexLock lock(mutex_);
+    passes_[id] += stages;
+  }
+  // The stage under way of the batch whose first request this is fails.
+  void FailUnderWay(const std::string& id, absl::Status status) {
+    MutexLock lock(mutex_);
+    lost_[id] = std::move(status);
+  }
+  // From now on Reserve returns this for the request; OK: no more.
+  void Refuse(const std::string& id, absl::Status status) {
+    MutexLock lock(mutex_);
+    refusals_[id] = std::move(status);
+  }
+  // Waits until the executor has asked `looks` times more whether something is done.
+  void WaitForLooks(int looks) {
+    MutexLock lock(mutex_);
+    const int until = looks_ + looks;
+    while (looks_ < until) looked_.Wait(mutex_);
+  }
+  void WaitForLog(size_t lines) {
+    MutexLock lock(mutex_);
+    while (log_.size() < lines) looked_.Wait(mutex_);
+  }
+
   // Stages so far, each as "run a,b" with the requests' ids.
   std::vector<std::string> log() const {
     MutexLock lock(mutex_);
@@ -49,15 +76,31 @@ class FakeDevice final : public server::Device {
   absl::Status Supports(const kernels::AttentionProblem&) const override {
     return absl::OkStatus();
   }
-  absl::Status Upload(std::vector<server::RunningJob>& batch) override {
-    return Do(server::Stage::kUpload, batch);
+  int max_batches() const override { return max_batches_; }
+  absl::Status Reserve(server::RunningJob& running) override {
+    MutexLock lock(mutex_);
+    const auto refusal = refusals_.find(running.job->request().request_id);
+    return refusal == refusals_.end() ? absl::OkStatus() : refusal->second;
   }
-  absl::Status Run(std::vector<server::RunningJob>& batch) override {
-    for (server::RunningJob& running : batch) running.kernel = "attn_fwd_f32_d64_full_fake";
-    return Do(server::Stage::kRun, batch);
+  absl::Status Begin(server::Stage stage, server::RunningBatch& batch) override {
+    if (stage == server::Stage::kRun) {
+      for (server::RunningJob& running : batch.jobs) {
+        running.kernel = "attn_fwd_f32_d64_full_fake";
+      }
+    }
+    return Do(stage, batch.jobs);
   }
-  absl::Status Download(std::vector<server::RunningJob>& batch) override {
-    return Do(server::Stage::kDownload, batch);
+  absl::StatusOr<bool> Done(server::RunningBatch& batch) override {
+    MutexLock lock(mutex_);
+    if (max_batches_ == 1) return true;
+    ++looks_;
+    looked_.NotifyAll();
+    const std::string& id = batch.jobs.front().job->request().request_id;
+    if (const auto lost = lost_.find(id); lost != lost_.end()) return lost->second;
+    auto& passes = passes_[id];
+    if (passes == 0) return false;
+    --passes;
+    return true;
   }
 
  private:
@@ -70,6 +113,7 @@ class FakeDevice final : public server::Device {
         line += (i == 0 ? " " : ",") + batch[i].job->request().request_id;
       }
       log_.push_back(line);
+      looked_.NotifyAll();
       hook = hooks_[stage];
     }
     if (hook) hook(batch);
@@ -78,11 +122,17 @@ class FakeDevice final : public server::Device {
     return failure == failures_.end() ? absl::OkStatus() : failure->second;
   }
 
+  const int max_batches_;
   server::DeviceDescription description_;
   mutable Mutex mutex_;
   std::vector<std::string> log_ ABSL_GUARDED_BY(mutex_);
   std::map<server::Stage, Hook> hooks_ ABSL_GUARDED_BY(mutex_);
   std::map<server::Stage, absl::Status> failures_ ABSL_GUARDED_BY(mutex_);
+  CondVar looked_;  // or logged
+  int looks_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int> passes_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, absl::Status> lost_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, absl::Status> refusals_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Opened once; until then, Wait() blocks.

@@ -67,17 +67,17 @@ absl::Status GatedDevice::Supports(const kernels::AttentionProblem& problem) con
   return device_->Supports(problem);
 }
 
-absl::Status GatedDevice::Run(std::vector<server::RunningJob>& batch) {
-  {
+absl::Status GatedDevice::Begin(server::Stage stage, server::RunningBatch& batch) {
+  if (stage == server::Stage::kRun) {
     MutexLock lock(mutex_);
-    for (const server::RunningJob& job : batch) ran_.push_back(job.job->request().request_id);
+    for (const server::RunningJob& job : batch.jobs) ran_.push_back(job.job->request().request_id);
     held_ = hold_;
     changed_.NotifyAll();
     while (hold_) changed_.Wait(mutex_);
     held_ = false;
     if (!failure_.ok()) return failure_;
   }
-  return device_->Run(batch);
+  return device_->Begin(stage, batch);
 }
 
 std::string Outcome::Trailer(const std::string& key) const {

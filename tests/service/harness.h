@@ -44,13 +44,7 @@ class GatedDevice final : public server::Device {
 
   const server::DeviceDescription& Describe() const override { return device_->Describe(); }
   absl::Status Supports(const kernels::AttentionProblem& problem) const override;
-  absl::Status Upload(std::vector<server::RunningJob>& batch) override {
-    return device_->Upload(batch);
-  }
-  absl::Status Run(std::vector<server::RunningJob>& batch) override;
-  absl::Status Download(std::vector<server::RunningJob>& batch) override {
-    return device_->Download(batch);
-  }
+  absl::Status Begin(server::Stage stage, server::RunningBatch& batch) override;
 
   // head_dim that Supports() refuses; 0: none.
   std::atomic<int64_t> unsupported_head_dim{0};
