@@ -1,0 +1,124 @@
+#include "server/executor/cuda_runtime.h"
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/cuda_status.h"
+
+namespace attnd::server {
+namespace {
+
+cudaStream_t ToCuda(kernels::Stream stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t ToCuda(CudaEvent event, int) { return static_cast<cudaEvent_t>(event); }
+
+class CudaRuntime final : public Cuda {
+ public:
+  explicit CudaRuntime(int device) : device_(device) {}
+
+  absl::StatusOr<int64_t> FreeDeviceBytes() override {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
+    ATTND_CUDA_RETURN_IF_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes));
+    return static_cast<int64_t>(free_bytes);
+  }
+
+  absl::StatusOr<void*> NewDeviceMemory(int64_t size_bytes) override {
+    void* memory = nullptr;
+    ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
+    ATTND_CUDA_RETURN_IF_ERROR(cudaMalloc(&memory, static_cast<size_t>(size_bytes)));
+    return memory;
+  }
+  // What is freed at the end has no one to report to.
+  void FreeDeviceMemory(void* memory) override { cudaFree(memory); }
+
+  absl::StatusOr<void*> NewPinnedMemory(int64_t size_bytes) override {
+    void* memory = nullptr;
+    ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
+    ATTND_CUDA_RETURN_IF_ERROR(
+        cudaHostAlloc(&memory, static_cast<size_t>(size_bytes), cudaHostAllocPortable));
+    return memory;
+  }
+  void FreePinnedMemory(void* memory) override { cudaFreeHost(memory); }
+
+  absl::StatusOr<kernels::Stream> NewStream() override {
+    cudaStream_t stream = nullptr;
+    ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
+    ATTND_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+  }
+  void FreeStream(kernels::Stream stream) override { cudaStreamDestroy(ToCuda(stream)); }
+
+  absl::StatusOr<CudaEvent> NewEvent() override {
+    cudaEvent_t event = nullptr;
+    ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
+    ATTND_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    return event;
+  }
+  void FreeEvent(CudaEvent event) override { cudaEventDestroy(ToCuda(event, 0)); }
+
+  absl::Status CopyAsync(const CudaCopy& c, kernels::Stream stream) override {
+    ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
+    const auto row_bytes = static_cast<size_t>(c.row_bytes);
+    const auto rows = static_cast<size_t>(c.rows);
+    if (rows == 1 || (c.to_pitch_bytes == c.row_bytes && c.from_pitch_bytes == c.row_bytes)) {
+      ATTND_CUDA_RETURN_IF_ERROR(
+          cudaMemcpyAsync(c.to, c.from, row_bytes * rows, cudaMemcpyDefault, ToCuda(stream)));
+    } else {
+      ATTND_CUDA_RETURN_IF_ERROR(cudaMemcpy2DAsync(c.to, static_cast<size_t>(c.to_pitch_bytes),
+                                                   c.from, static_cast<size_t>(c.from_pitch_bytes),
+                                                   row_bytes, rows, cudaMemcpyDefault,
+                                                   ToCuda(stream)));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Record(CudaEvent event, kernels::Stream stream) override {
+    ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
+    ATTND_CUDA_RETURN_IF_ERROR(cudaEventRecord(ToCuda(event, 0), ToCuda(stream)));
+    return absl::OkStatus();
+  }
+
+  absl::Status StreamWait(kernels::Stream stream, CudaEvent event) override {
+    ATTND_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(ToCuda(stream), ToCuda(event, 0), 0));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> Passed(CudaEvent event) override {
+    const cudaError_t error = cudaEventQuery(ToCuda(event, 0));
+    if (error == cudaErrorNotReady) return false;
+    ATTND_CUDA_RETURN_IF_ERROR(error);
+    return true;
+  }
+
+  absl::Status Wait(kernels::Stream stream) override {
+    ATTND_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(ToCuda(stream)));
+    return absl::OkStatus();
+  }
+
+ private:
+  const int device_;
+};
+
+}  // namespace
+
+absl::StatusOr<int> CountCudaDevices() {
+  int count = 0;
+  ATTND_CUDA_RETURN_IF_ERROR(cudaGetDeviceCount(&count));
+  if (count == 0) return absl::FailedPreconditionError("there is no GPU");
+  return count;
+}
+
+absl::StatusOr<std::shared_ptr<Cuda>> OpenCuda(int ordinal) {
+  ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(ordinal));
+  // Starts the context; some faults of a device show here only.
+  ATTND_CUDA_RETURN_IF_ERROR(cudaFree(nullptr));
+  return std::make_shared<CudaRuntime>(ordinal);
+}
+
+absl::StatusOr<CudaDeviceFacts> ReadCudaFacts(int ordinal) {
+  cudaDeviceProp properties;
+  ATTND_CUDA_RETURN_IF_ERROR(cudaGetDeviceProperties(&properties, ordinal));
+  return CudaDeviceFacts{properties.name, properties.multiProcessorCount};
+}
+
+}  // namespace attnd::server
