@@ -40,6 +40,10 @@ ABSL_FLAG(
     std::string, backend, Defaults().backend,
     "Backend that computes, by name. Empty: the environment's ATTND_BACKEND, or the best that "
     "this machine can run.");
+ABSL_FLAG(
+    std::string, devices, Defaults().devices,
+    "Devices that compute: auto, every GPU where there is one, else the CPU; or a list, such as "
+    "cuda:0,cuda:1 or cpu. GPUs are counted as CUDA_VISIBLE_DEVICES has them.");
 ABSL_FLAG(int32_t, threads, Defaults().threads,
           "Threads of a CPU backend. 0: one per processor that this process may use. Negative: "
           "refused.");
@@ -68,6 +72,14 @@ ABSL_FLAG(
 ABSL_FLAG(int64_t, arena_bytes, Defaults().arena_bytes,
           "Memory of decoded payloads (one half) and of answers (the other); requests wait for it. "
           "At least 3 times --max_unary_bytes; 0 and negative: refused.");
+ABSL_FLAG(
+    int64_t, pinned_bytes, Defaults().pinned_bytes,
+    "Where there is a GPU: pinned memory of payloads and answers, in place of --arena_bytes. At "
+    "least 3 times --max_unary_bytes; 0: as much as --arena_bytes. Negative: refused.");
+ABSL_FLAG(
+    int64_t, device_bytes, Defaults().device_bytes,
+    "Memory of each GPU for requests; they wait for it. 0: four fifths of what is free at the "
+    "start. Negative: refused.");
 ABSL_FLAG(int64_t, drain_delay_ms, Defaults().drain_delay_ms,
           "After SIGTERM or SIGINT: how long calls are still accepted while health says "
           "NOT_SERVING, in milliseconds. 0: not at all. Negative: refused.");
@@ -134,6 +146,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
   server.listen = absl::GetFlag(FLAGS_listen);
   server.http_listen = absl::GetFlag(FLAGS_http_listen);
   server.insecure_listen = absl::GetFlag(FLAGS_insecure_listen);
+  server.devices = absl::GetFlag(FLAGS_devices);
   server.backend = absl::GetFlag(FLAGS_backend);
   server.threads = absl::GetFlag(FLAGS_threads);
   server.scheduler.max_queue_requests = absl::GetFlag(FLAGS_max_queue_requests);
@@ -144,6 +157,8 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
   server.receive_bytes = absl::GetFlag(FLAGS_receive_bytes);
   server.max_unary_bytes = absl::GetFlag(FLAGS_max_unary_bytes);
   server.arena_bytes = absl::GetFlag(FLAGS_arena_bytes);
+  server.pinned_bytes = absl::GetFlag(FLAGS_pinned_bytes);
+  server.device_bytes = absl::GetFlag(FLAGS_device_bytes);
   server.drain_delay_ms = absl::GetFlag(FLAGS_drain_delay_ms);
   server.drain_timeout_ms = absl::GetFlag(FLAGS_drain_timeout_ms);
   server.default_deadline_ms = absl::GetFlag(FLAGS_default_deadline_ms);

@@ -31,6 +31,7 @@ Job::~Job() {
 
 bool Job::Finish(absl::StatusOr<Answer> answer, Stage stage) {
   if (finished_.exchange(true, std::memory_order_acq_rel)) return false;
+  if (at_end_) at_end_();
   // Moved out, so that what the callback holds goes when it has run.
   const Done done = std::move(done_);
   done(*this, std::move(answer), stage);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "server/request.h"
@@ -32,6 +33,10 @@ class Job {
 
   const Request& request() const { return *request_; }
 
+  // Called as the job ends, before `done`. For whoever hands the job on, before doing so; once.
+  using AtEnd = std::function<void()>;
+  void SetAtEnd(AtEnd at_end) { at_end_ = std::move(at_end); }
+
   bool Finish(absl::StatusOr<Answer> answer, Stage stage);
   bool finished() const { return finished_.load(std::memory_order_acquire); }
 
@@ -43,6 +48,7 @@ class Job {
  private:
   const std::unique_ptr<const Request> request_;
   Done done_;
+  AtEnd at_end_;
   std::atomic<bool> finished_{false};
   std::atomic<bool> cancelled_{false};
 };

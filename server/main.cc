@@ -70,18 +70,19 @@ class Departure {
 // Returns only if the server cannot start.
 int Serve(const CommandLine& line, Signals& signals) {
   Departure departure;
-  auto server = Server::Start(line.server, nullptr,
-                              [&](const absl::Status&) { departure.Begin(kDeviceLost); });
+  auto server =
+      Server::Start(line.server, {}, [&](const absl::Status&) { departure.Begin(kDeviceLost); });
   if (!server.ok()) return Fail(server.status(), kNotStarted);
   signals.Listen([&](int) { departure.Begin(kClean); });
+  const DeviceDescription first = (*server)->devices().front();
   LogEvent(LogLevel::kInfo, "ready",
            {{"version", ATTND_VERSION},
             {"listen", line.server.listen},
             {"port", (*server)->port()},
             {"http_port", (*server)->http_port()},
-            {"device", (*server)->device().name},
-            {"backend", (*server)->device().backend},
-            {"reason", (*server)->device().backend_reason}});
+            {"device", first.name},
+            {"backend", first.backend},
+            {"reason", first.backend_reason}});
   if (!line.port_file.empty()) {
     const absl::Status status = WritePortFile(line.port_file, **server);
     if (!status.ok()) return Fail(status, kNotStarted);

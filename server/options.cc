@@ -46,6 +46,8 @@ absl::Status CheckRanges(const ServerOptions& options) {
       {"max_unary_bytes", options.max_unary_bytes, 1, kMaxUnaryBytes},
       {"receive_bytes", options.receive_bytes, 1, kMaxBytes},
       {"arena_bytes", options.arena_bytes, 1, kMaxBytes},
+      {"pinned_bytes", options.pinned_bytes, 0, kMaxBytes},
+      {"device_bytes", options.device_bytes, 0, kMaxBytes},
       {"drain_delay_ms", options.drain_delay_ms, 0, kMaxMs},
       {"drain_timeout_ms", options.drain_timeout_ms, 0, kMaxMs},
       {"default_deadline_ms", options.default_deadline_ms, 0, kMaxMs},
@@ -80,12 +82,18 @@ absl::Status Validate(const ServerOptions& options) {
         "receive_bytes", options.receive_bytes,
         absl::StrCat("must hold one request of --max_unary_bytes=", options.max_unary_bytes));
   }
-  // Half of it is for payloads, in blocks that are up to an eighth larger.
-  if (options.arena_bytes < 3 * options.max_unary_bytes) {
+  // Half of each is for payloads, in blocks that are up to an eighth larger.
+  const int64_t least_bytes = 3 * options.max_unary_bytes;
+  const auto check_memory = [&](absl::string_view flag, int64_t bytes) {
+    if (bytes >= least_bytes) return absl::OkStatus();
     return Invalid(
-        "arena_bytes", options.arena_bytes,
+        flag, bytes,
         absl::StrCat("must be at least 3 times --max_unary_bytes=", options.max_unary_bytes));
+  };
+  if (absl::Status status = check_memory("arena_bytes", options.arena_bytes); !status.ok()) {
+    return status;
   }
+  if (options.pinned_bytes > 0) return check_memory("pinned_bytes", options.pinned_bytes);
   return absl::OkStatus();
 }
 

@@ -15,6 +15,7 @@ struct ServerOptions {
   std::string listen = "127.0.0.1:7070";
   std::string http_listen = "127.0.0.1:7071";
   bool insecure_listen = false;
+  std::string devices = "auto";
   std::string backend;
   int threads = 0;
   SchedulerOptions scheduler;
@@ -23,6 +24,8 @@ struct ServerOptions {
   int64_t max_unary_bytes = int64_t{256} << 20;
   // Half for payloads, half for answers, so that neither waits for the other.
   int64_t arena_bytes = int64_t{2} << 30;
+  int64_t pinned_bytes = 0;
+  int64_t device_bytes = 0;
   // Longer than a balancer takes to see that /readyz has changed.
   int64_t drain_delay_ms = 5'000;
   int64_t drain_timeout_ms = 30'000;

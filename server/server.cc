@@ -7,6 +7,7 @@
 #include <grpcpp/server_builder.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <random>
 #include <thread>
@@ -15,11 +16,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "kernels/registry.h"
-#include "server/executor/cpu_device.h"
+#include "server/executor/devices.h"
+#include "server/executor/dispatcher.h"
 #include "server/executor/executor.h"
 #include "server/listen_address.h"
 #include "server/log.h"
 #include "server/memory/receive_budget.h"
+#include "server/memory/slab_allocator.h"
 #include "server/services/attention_service.h"
 #include "server/warm_up.h"
 
@@ -58,18 +61,21 @@ wire::Limits WireLimits(const ServerOptions& options) {
   return limits;
 }
 
-v1::GetServerInfoResponse ServerInfo(const ServerOptions& options, const DeviceDescription& device,
+v1::GetServerInfoResponse ServerInfo(const ServerOptions& options,
+                                     const std::vector<DeviceDescription>& devices,
                                      const std::string& instance_id) {
   v1::GetServerInfoResponse info;
   info.set_instance_id(instance_id);
   info.set_version(ATTND_VERSION);
-  info.set_backend(device.backend);
-  info.set_backend_reason(device.backend_reason);
-  v1::DeviceInfo* const to = info.add_devices();
-  to->set_id(device.id);
-  to->set_name(device.name);
-  to->set_processors(device.processors);
-  for (const std::string& backend : device.backends) to->add_backends(backend);
+  info.set_backend(devices[0].backend);
+  info.set_backend_reason(devices[0].backend_reason);
+  for (const DeviceDescription& device : devices) {
+    v1::DeviceInfo* const to = info.add_devices();
+    to->set_id(device.id);
+    to->set_name(device.name);
+    to->set_processors(device.processors);
+    for (const std::string& backend : device.backends) to->add_backends(backend);
+  }
   v1::Limits* const limits = info.mutable_limits();
   limits->set_max_unary_bytes(options.max_unary_bytes);
   limits->set_max_queue_requests(options.scheduler.max_queue_requests);
@@ -103,23 +109,61 @@ void ConfigureTransport(grpc::ServerBuilder& builder, const ServerOptions& optio
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
 }
 
+// Pinned memory is made in pieces of this size: some 20 ms each, seldom.
+constexpr int64_t kPinnedSlabBytes = int64_t{64} << 20;
+
+// A pool for one of payloads and answers: pinned if a device has copies to make.
+struct HostMemory {
+  HostMemory(const ServerOptions& options, const Server::Devices& devices)
+      : slabs(PinnedSlabs(options, devices)), pool(PoolBytes(options, slabs != nullptr), slabs) {}
+
+  int64_t pinned_bytes() const { return slabs == nullptr ? 0 : slabs->held_bytes(); }
+
+  static int64_t PoolBytes(const ServerOptions& options, bool is_pinned) {
+    return (is_pinned && options.pinned_bytes > 0 ? options.pinned_bytes : options.arena_bytes) / 2;
+  }
+  static std::shared_ptr<SlabAllocator> PinnedSlabs(const ServerOptions& options,
+                                                    const Server::Devices& devices) {
+    for (const auto& device : devices) {
+      if (std::shared_ptr<BlockAllocator> source = device->PinnedBlocks()) {
+        return std::make_shared<SlabAllocator>(
+            SlabOptions{PoolBytes(options, true), kPinnedSlabBytes}, std::move(source));
+      }
+    }
+    return nullptr;
+  }
+
+  const std::shared_ptr<SlabAllocator> slabs;  // null: the system's memory
+  BufferPool pool;
+};
+
+template <typename Parts, typename Value>
+int64_t Sum(const Parts& parts, Value value) {
+  int64_t sum = 0;
+  for (const auto& part : parts) sum += value(*part);
+  return sum;
+}
+
 }  // namespace
 
 class Server::Impl {
  public:
-  Impl(const ServerOptions& options, std::unique_ptr<Device> device, DeviceLost on_device_lost)
+  Impl(const ServerOptions& options, Devices devices, DeviceLost on_device_lost)
       : options_(options),
         on_device_lost_(std::move(on_device_lost)),
         instance_id_(RandomId()),
         receive_budget_(options.receive_bytes, kMaxReceiveWaiting),
-        payload_pool_(options.arena_bytes / 2),
-        answer_pool_(options.arena_bytes / 2),
-        device_(std::move(device)),
-        scheduler_(options.scheduler, &clock_, &metrics_),
+        devices_(std::move(devices)),
+        payload_memory_(options, devices_),
+        answer_memory_(options, devices_),
         decoders_(
             std::make_unique<WorkerPool>(WorkerThreads(), options.scheduler.max_queue_requests)),
         senders_(
-            std::make_unique<WorkerPool>(WorkerThreads(), std::numeric_limits<int64_t>::max())) {}
+            std::make_unique<WorkerPool>(WorkerThreads(), std::numeric_limits<int64_t>::max())) {
+    for (size_t i = 0; i < devices_.size(); ++i) {
+      schedulers_.push_back(std::make_unique<Scheduler>(options.scheduler, &clock_, &metrics_));
+    }
+  }
 
   ~Impl() {
     Shutdown();
@@ -127,8 +171,10 @@ class Server::Impl {
     metrics_.RemoveGauges();
     // Nobody calls any more; what the threads still hold ends here, upstream first.
     decoders_.reset();
-    scheduler_.Stop(absl::UnavailableError("the server has stopped"));
-    executor_.reset();
+    for (const auto& scheduler : schedulers_) {
+      scheduler->Stop(absl::UnavailableError("the server has stopped"));
+    }
+    executors_.clear();
     senders_.reset();
     {
       MutexLock lock(serving_mutex_);
@@ -140,7 +186,7 @@ class Server::Impl {
   absl::Status Start() {
     AddGauges();
     if (absl::Status status = StartHttp(); !status.ok()) return status;
-    if (absl::Status status = PrepareDevice(); !status.ok()) return status;
+    if (absl::Status status = PrepareDevices(); !status.ok()) return status;
     return StartGrpc();
   }
 
@@ -161,13 +207,17 @@ class Server::Impl {
   void Shutdown() {
     Leave(Readiness::kDraining);
     gate_.Shut();
-    scheduler_.Drain();
+    for (const auto& scheduler : schedulers_) scheduler->Drain();
     if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kGoodbye);
   }
 
   int port() const { return port_; }
   int http_port() const { return http_ == nullptr ? 0 : http_->port(); }
-  const DeviceDescription& device() const { return device_->Describe(); }
+  std::vector<DeviceDescription> devices() const {
+    std::vector<DeviceDescription> all;
+    for (const auto& device : devices_) all.push_back(device->Describe());
+    return all;
+  }
   Metrics& metrics() { return metrics_; }
   Readiness readiness() const {
     MutexLock lock(serving_mutex_);
@@ -180,9 +230,9 @@ class Server::Impl {
       metrics_.AddGauge(name, help, [value] { return static_cast<double>(value()); });
     };
     add("attnd_queue_requests", "Requests that wait for an executor.",
-        [this] { return scheduler_.queued_requests(); });
+        [this] { return Sum(schedulers_, [](auto& s) { return s.queued_requests(); }); });
     add("attnd_queue_bytes", "Payload and answer bytes of requests that wait for an executor.",
-        [this] { return scheduler_.queued_bytes(); });
+        [this] { return Sum(schedulers_, [](auto& s) { return s.queued_bytes(); }); });
     add("attnd_receive_budget_bytes", "Bytes that calls may hold while they are received.",
         [this] { return receive_budget_.budget_bytes(); });
     add("attnd_receive_used_bytes", "Bytes that calls hold while they are received.",
@@ -190,9 +240,15 @@ class Server::Impl {
     add("attnd_receive_waiting_requests", "Calls that wait for receive memory.",
         [this] { return receive_budget_.waiting(); });
     add("attnd_pool_used_bytes", "Memory of payloads and answers.",
-        [this] { return payload_pool_.used_bytes() + answer_pool_.used_bytes(); });
+        [this] { return payload_memory_.pool.used_bytes() + answer_memory_.pool.used_bytes(); });
     add("attnd_pool_kept_bytes", "Memory kept for payloads and answers to come.",
-        [this] { return payload_pool_.kept_bytes() + answer_pool_.kept_bytes(); });
+        [this] { return payload_memory_.pool.kept_bytes() + answer_memory_.pool.kept_bytes(); });
+    add("attnd_pinned_held_bytes", "Pinned memory for payloads and answers, used or kept.",
+        [this] { return payload_memory_.pinned_bytes() + answer_memory_.pinned_bytes(); });
+    add("attnd_device_used_bytes", "Memory of GPUs that requests have.",
+        [this] { return Sum(devices_, [](auto& d) { return d.memory().used_bytes; }); });
+    add("attnd_device_held_bytes", "Memory of GPUs for requests, used or kept.",
+        [this] { return Sum(devices_, [](auto& d) { return d.memory().held_bytes; }); });
     add("attnd_serving", "1 if the server says that it is ready.",
         [this] { return int64_t{readiness() == Readiness::kReady}; });
   }
@@ -208,20 +264,36 @@ class Server::Impl {
     return absl::OkStatus();
   }
 
-  absl::Status PrepareDevice() {
-    if (device_ == nullptr) {
-      absl::StatusOr<std::unique_ptr<Device>> cpu =
-          CreateCpuDevice(options_.backend, options_.threads);
-      if (!cpu.ok()) return cpu.status();
-      device_ = *std::move(cpu);
+  // Warms every device up and puts a queue and an executor to it.
+  absl::Status PrepareDevices() {
+    metrics_.SetBuildInfo(ATTND_VERSION, devices_[0]->Describe().backend);
+    std::vector<Lane> lanes;
+    for (size_t i = 0; i < devices_.size(); ++i) {
+      Device& device = *devices_[i];
+      if (absl::Status status = WarmUp(device); !status.ok()) {
+        return absl::Status(status.code(),
+                            absl::StrCat("device ", device.Describe().id, ": ", status.message()));
+      }
+      LogDevice(device.Describe());
+      Scheduler& scheduler = *schedulers_[i];
+      ExecutorOptions executor;
+      executor.on_device_lost = [this, &device](const absl::Status& status) {
+        LoseDevice(device, status);
+      };
+      executors_.push_back(std::make_unique<Executor>(executor, &scheduler, &device,
+                                                      &answer_memory_.pool, &clock_, &metrics_));
+      lanes.push_back({&device, &scheduler});
     }
-    metrics_.SetBuildInfo(ATTND_VERSION, device_->Describe().backend);
-    if (absl::Status status = WarmUp(*device_); !status.ok()) return status;
-    ExecutorOptions executor;
-    executor.on_device_lost = [this](const absl::Status& status) { LoseDevice(status); };
-    executor_ = std::make_unique<Executor>(executor, &scheduler_, device_.get(), &answer_pool_,
-                                           &clock_, &metrics_);
+    dispatcher_ = std::make_unique<Dispatcher>(std::move(lanes), &clock_);
     return absl::OkStatus();
+  }
+
+  static void LogDevice(const DeviceDescription& device) {
+    LogEvent(LogLevel::kInfo, "device",
+             {{"device", device.id},
+              {"name", device.name},
+              {"backend", device.backend},
+              {"reason", device.backend_reason}});
   }
 
   absl::Status StartGrpc() {
@@ -234,8 +306,7 @@ class Server::Impl {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
-    attention_ =
-        std::make_unique<AttentionService>(ServerInfo(options_, device_->Describe(), instance_id_));
+    attention_ = std::make_unique<AttentionService>(ServerInfo(options_, devices(), instance_id_));
     raw_ = std::make_unique<RawService>(Parts());
     grpc::ServerBuilder builder;
     ConfigureTransport(builder, options_);
@@ -259,10 +330,9 @@ class Server::Impl {
     parts.metrics = &metrics_;
     parts.gate = &gate_;
     parts.receive_budget = &receive_budget_;
-    parts.payload_pool = &payload_pool_;
-    parts.answer_pool = &answer_pool_;
-    parts.device = device_.get();
-    parts.scheduler = &scheduler_;
+    parts.payload_pool = &payload_memory_.pool;
+    parts.answer_pool = &answer_memory_.pool;
+    parts.dispatcher = dispatcher_.get();
     parts.decoders = decoders_.get();
     parts.senders = senders_.get();
     parts.limits = WireLimits(options_);
@@ -293,11 +363,11 @@ class Server::Impl {
                               readiness_ == Readiness::kReady);
   }
 
-  void LoseDevice(const absl::Status& status) {
+  void LoseDevice(const Device& device, const absl::Status& status) {
     Leave(Readiness::kFaulty);
     LogEvent(LogLevel::kError, "device_lost",
-             {{"device", device_->Describe().id}, {"message", status.message()}});
-    if (on_device_lost_) on_device_lost_(status);
+             {{"device", device.Describe().id}, {"message", status.message()}});
+    if (on_device_lost_ && !device_lost_.exchange(true)) on_device_lost_(status);
   }
 
   const ServerOptions options_;
@@ -308,11 +378,13 @@ class Server::Impl {
   Metrics metrics_;
   CallGate gate_;
   ReceiveBudget receive_budget_;
-  BufferPool payload_pool_;
-  BufferPool answer_pool_;
-  std::unique_ptr<Device> device_;
-  Scheduler scheduler_;
-  std::unique_ptr<Executor> executor_;
+  const Devices devices_;
+  HostMemory payload_memory_;
+  HostMemory answer_memory_;
+  // One of each for each device.
+  std::vector<std::unique_ptr<Scheduler>> schedulers_;
+  std::vector<std::unique_ptr<Executor>> executors_;
+  std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<WorkerPool> decoders_;
   std::unique_ptr<WorkerPool> senders_;
   std::unique_ptr<AttentionService> attention_;
@@ -320,6 +392,7 @@ class Server::Impl {
   std::unique_ptr<HttpService> http_;
   std::unique_ptr<grpc::Server> grpc_;
   int port_ = 0;
+  std::atomic<bool> device_lost_{false};
 
   mutable Mutex serving_mutex_;
   Readiness readiness_ ABSL_GUARDED_BY(serving_mutex_) = Readiness::kWarming;
@@ -327,11 +400,16 @@ class Server::Impl {
   grpc::HealthCheckServiceInterface* health_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
 };
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
-                                                      std::unique_ptr<Device> device,
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, Devices devices,
                                                       DeviceLost on_device_lost) {
   if (absl::Status status = Validate(options); !status.ok()) return status;
-  auto impl = std::make_unique<Impl>(options, std::move(device), std::move(on_device_lost));
+  if (devices.empty()) {
+    absl::StatusOr<Devices> created =
+        CreateDevices({options.devices, options.backend, options.threads, options.device_bytes});
+    if (!created.ok()) return created.status();
+    devices = *std::move(created);
+  }
+  auto impl = std::make_unique<Impl>(options, std::move(devices), std::move(on_device_lost));
   if (absl::Status status = impl->Start(); !status.ok()) return status;
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
@@ -341,7 +419,7 @@ Server::~Server() = default;
 
 int Server::port() const { return impl_->port(); }
 int Server::http_port() const { return impl_->http_port(); }
-const DeviceDescription& Server::device() const { return impl_->device(); }
+std::vector<DeviceDescription> Server::devices() const { return impl_->devices(); }
 Metrics& Server::metrics() { return impl_->metrics(); }
 Readiness Server::readiness() const { return impl_->readiness(); }
 bool Server::Drain() { return impl_->Drain(); }

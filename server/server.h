@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,7 +17,7 @@ namespace attnd::server {
 
 // Invariants.
 //  1. SERVING (health, /readyz) is said only between a successful warm-up and the first of Drain(),
-//     Shutdown() and the loss of the device.
+//     Shutdown() and the loss of a device.
 //  2. Every call that was let in ends, and its end is counted, before Shutdown() returns.
 // Thread-safe, but for construction and destruction.
 class Server {
@@ -24,10 +25,12 @@ class Server {
   // Called at most once, on a thread of the server's; must not block or destroy the server.
   using DeviceLost = std::function<void(const absl::Status&)>;
 
-  // Binds, warms up, serves. `device` null: the CPU, with the options' backend. Fails with a
-  // message for whoever started the program: an option, the device, a port that is taken.
+  using Devices = std::vector<std::unique_ptr<Device>>;
+
+  // Binds, warms up, serves. `devices` empty: those of the options. Fails with a message for
+  // whoever started the program: an option, a device, a port that is taken.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
-                                                       std::unique_ptr<Device> device = nullptr,
+                                                       Devices devices = {},
                                                        DeviceLost on_device_lost = nullptr);
   // Shutdown(), then waits for the parts.
   ~Server();
@@ -36,7 +39,8 @@ class Server {
   int port() const;
   // 0 if HTTP is off.
   int http_port() const;
-  const DeviceDescription& device() const;
+  // At least one; the first one's backend is named where there is room for one only.
+  std::vector<DeviceDescription> devices() const;
   Metrics& metrics();
   Readiness readiness() const;
 

@@ -7,9 +7,11 @@
 
 namespace attnd::server {
 
-// Runs one tiny problem per dtype through the three stages and looks at its answer, so that a
-// server is ready only once its device has shown that it computes. The device's error, or INTERNAL
-// if an answer is wrong. Nobody else may use the device meanwhile.
+// Runs one tiny problem for each kernel that the device has (dtype, head_dim class, family) through
+// the three stages and looks at its answer, so that a server is ready only once its device has
+// shown that it computes, and no caller waits for a kernel to be loaded. The device's error, or
+// INTERNAL if an answer is wrong; UNIMPLEMENTED if it has none. Nobody else may use the device
+// meanwhile.
 absl::Status WarmUp(Device& device);
 
 }  // namespace attnd::server

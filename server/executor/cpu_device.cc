@@ -123,7 +123,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(absl::string_view backen
     const bool is_host = entry.memory == kernels::MemoryKind::kHost;
     if (name == entry.name && !is_host) {
       return absl::UnimplementedError(absl::StrCat(
-          "backend ", name, " computes in device memory; this server has no GPU device"));
+          "backend ", name, " computes in a GPU's memory; it does not run on the device cpu"));
     }
     if (is_host && entry.available().ok()) description.backends.push_back(entry.name);
   }

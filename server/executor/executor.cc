@@ -259,11 +259,14 @@ class Executor::Impl {
     }
     absl::StatusOr<Buffer> o = pool_->Allocate(request.output.o_bytes);
     absl::StatusOr<Buffer> lse = pool_->Allocate(request.output.lse_bytes);
-    if (!o.ok() || !lse.ok()) return false;
+    if (!o.ok() || !lse.ok()) {
+      o = Buffer();
+      releases_seen_ = pool_->releases();  // this one's own is none to wait for
+      return false;
+    }
     RunningJob with_memory{job, *std::move(o), *std::move(lse), ""};
     const absl::Status reserved = device_->Reserve(with_memory);
     if (absl::IsUnavailable(reserved)) {
-      // Giving the answer's memory back is no release to wait for.
       with_memory = RunningJob();
       releases_seen_ = pool_->releases();
       return false;

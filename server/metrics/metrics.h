@@ -31,7 +31,8 @@ namespace attnd::server {
 //
 //   gauges, read when scraped
 //   attnd_queue_requests, attnd_queue_bytes, attnd_receive_budget_bytes, attnd_receive_used_bytes,
-//   attnd_receive_waiting_requests, attnd_pool_used_bytes, attnd_pool_kept_bytes, attnd_serving
+//   attnd_receive_waiting_requests, attnd_pool_used_bytes, attnd_pool_kept_bytes,
+//   attnd_pinned_held_bytes, attnd_device_used_bytes, attnd_device_held_bytes, attnd_serving
 //   attnd_build_info{version,backend} 1
 //
 // Thread-safe.

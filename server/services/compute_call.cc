@@ -204,7 +204,8 @@ absl::Status ComputeCall::CheckServable(const Request& request) const {
     return absl::DeadlineExceededError("the deadline passed before the request could be queued");
   }
   for (const ProblemSlot& slot : request.problems) {
-    if (absl::Status status = parts_.device->Supports(slot.problem); !status.ok()) return status;
+    if (absl::Status status = parts_.dispatcher->Supports(slot.problem); !status.ok())
+      return status;
   }
   const int64_t answer_block_bytes = parts_.answer_pool->BlockBytes(request.output.o_bytes) +
                                      parts_.answer_pool->BlockBytes(request.output.lse_bytes);
@@ -228,10 +229,10 @@ void ComputeCall::Submit(std::unique_ptr<Request> request) {
     MutexLock lock(mutex_);
     job_ = job;
   }
-  const absl::Status status = parts_.scheduler->Submit(job);
+  const absl::Status status = parts_.dispatcher->Submit(job);
   if (!status.ok()) job->Finish(status, Stage::kQueue);
   // OnCancel may have come before the scheduler had the job.
-  if (cancelled_) parts_.scheduler->Cancel(job);
+  if (cancelled_) parts_.dispatcher->Cancel(job);
 }
 
 void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage stage) {
@@ -276,7 +277,7 @@ void ComputeCall::OnCancel() {
     MutexLock lock(mutex_);
     job = job_.lock();
   }
-  if (job != nullptr) parts_.scheduler->Cancel(job);
+  if (job != nullptr) parts_.dispatcher->Cancel(job);
 }
 
 void ComputeCall::End(const absl::Status& status, Stage stage) {

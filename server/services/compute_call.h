@@ -10,7 +10,7 @@
 #include <string>
 
 #include "kernels/sync.h"
-#include "server/executor/device.h"
+#include "server/executor/dispatcher.h"
 #include "server/job.h"
 #include "server/memory/buffer_pool.h"
 #include "server/memory/receive_budget.h"
@@ -31,8 +31,7 @@ struct ComputeParts {
   BufferPool* payload_pool = nullptr;
   // The executor's; only its budget is read here.
   const BufferPool* answer_pool = nullptr;
-  const Device* device = nullptr;
-  Scheduler* scheduler = nullptr;
+  Dispatcher* dispatcher = nullptr;
   WorkerPool* decoders = nullptr;
   WorkerPool* senders = nullptr;
   wire::Limits limits;

@@ -23,6 +23,7 @@ class Service {
         scheduler_(std::make_unique<Scheduler>(
             SchedulerOptions{.max_queue_requests = 128, .max_batch_problems = 8}, &clock_,
             &metrics_)) {
+    devices_[1].PassSometimes();
     for (fakes::FakeDevice& device : devices_) {
       executors_.push_back(std::make_unique<Executor>(
           ExecutorOptions{.on_device_lost = [this](const absl::Status&) { ++lost; }},
@@ -72,7 +73,7 @@ class Service {
   std::atomic<int> answered{0};
   std::atomic<int> internal{0};
   std::atomic<int> lost{0};
-  fakes::FakeDevice devices_[2];
+  fakes::FakeDevice devices_[2] = {fakes::FakeDevice(1), fakes::FakeDevice(3)};
   SteadyClock clock_;
   Metrics metrics_;
   BufferPool pool_;

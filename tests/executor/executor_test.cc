@@ -329,6 +329,146 @@ TEST_F(ExecutorTest, ItsOwnPayloadCountsTowardsWhatCanNeverFit) {
   EXPECT_EQ(RetryPushbackMs(probes_.back()->status()).value_or(0), -1);
 }
 
+// With several batches under way; each is named after its first request.
+class PipelineTest : public ExecutorTest {
+ protected:
+  void Start(int64_t max_batch_problems = 1) {
+    MakeScheduler({.max_batch_problems = max_batch_problems});
+    StartExecutor();
+  }
+  void StartExecutor() {
+    executor_ = std::make_unique<Executor>(
+        ExecutorOptions{[this](const absl::Status& status) { lost_.push_back(status); }},
+        scheduler_.get(), &gpu_, &pool_, &clock_, &metrics_);
+  }
+
+  fakes::FakeDevice gpu_{3};
+};
+
+TEST_F(PipelineTest, ThreeBatchesAreUnderWayAndTheFourthWaits) {
+  Start();
+  for (const char* id : {"a", "b", "c", "d"}) Submit({.id = id});
+  gpu_.WaitForLog(3);
+  gpu_.WaitForLooks(20);
+  EXPECT_THAT(gpu_.log(), ElementsAre("upload a", "upload b", "upload c"));
+  gpu_.Pass("b");
+  gpu_.WaitForLog(4);
+  EXPECT_EQ(gpu_.log().back(), "run b") << "each goes on when it can";
+  gpu_.Pass("a", 3);
+  EXPECT_TRUE(probes_[0]->status().ok());
+  gpu_.WaitForLog(7);
+  EXPECT_EQ(gpu_.log().back(), "upload d");
+  for (const char* id : {"b", "c", "d"}) gpu_.Pass(id, 3);
+  for (const auto& probe : probes_) EXPECT_TRUE(probe->status().ok());
+}
+
+TEST_F(PipelineTest, ABatchThatComesWhileAnotherIsUnderWayIsTaken) {
+  Start();
+  Submit({.id = "a"});
+  gpu_.WaitForLog(1);
+  gpu_.WaitForLooks(200);  // the executor naps by now
+  Submit({.id = "b"});
+  gpu_.WaitForLog(2);
+  gpu_.Pass("b", 3);
+  EXPECT_TRUE(probes_[1]->status().ok());
+  gpu_.Pass("a", 3);
+  EXPECT_TRUE(probes_[0]->status().ok());
+}
+
+TEST_F(PipelineTest, TimesRunUntilAStageIsSeenDone) {
+  Start();
+  Probe& a = Submit({.id = "a"});
+  gpu_.WaitForLog(1);
+  const int64_t us[] = {5, 7, 11};
+  for (size_t stage = 0; stage < 3; ++stage) {
+    clock_.Advance(microseconds(us[stage]));
+    gpu_.Pass("a");
+    if (stage < 2) gpu_.WaitForLog(stage + 2);
+  }
+  ASSERT_TRUE(a.status().ok());
+  EXPECT_EQ(a.answer().timing.upload_us, 5);
+  EXPECT_EQ(a.answer().timing.run_us, 7);
+  EXPECT_EQ(a.answer().timing.download_us, 11);
+  EXPECT_EQ(a.answer().timing.total_us, 23);
+}
+
+TEST_F(PipelineTest, CancelledUnderWayEndsAtTheNextStage) {
+  MakeScheduler({.max_batch_problems = 2});
+  Probe& gone = Submit({.id = "gone"});
+  Probe& stays = Submit({.id = "stays"});
+  StartExecutor();
+  gpu_.WaitForLog(1);
+  scheduler_->Cancel(gone.job());
+  gpu_.WaitForLooks(5);
+  EXPECT_EQ(gone.times_ended(), 0) << "the stage is using its memory";
+  gpu_.Pass("gone");
+  EXPECT_EQ(gone.status().code(), absl::StatusCode::kCancelled);
+  gpu_.Pass("stays", 2);
+  EXPECT_TRUE(stays.status().ok());
+  EXPECT_THAT(gpu_.log(), ElementsAre("upload gone,stays", "run stays", "download stays"));
+}
+
+TEST_F(PipelineTest, DrainWaitsForWhatIsUnderWay) {
+  Start();
+  Submit({.id = "a"});
+  Submit({.id = "b"});
+  gpu_.WaitForLog(2);
+  scheduler_->Drain();
+  gpu_.WaitForLooks(100);
+  gpu_.Pass("a", 3);
+  gpu_.Pass("b", 3);
+  executor_.reset();
+  for (const auto& probe : probes_) EXPECT_TRUE(probe->status().ok());
+}
+
+TEST_F(PipelineTest, ALostDeviceEndsItsBatchTheOthersAndTheQueue) {
+  Start();
+  for (const char* id : {"a", "b", "c", "queued"}) Submit({.id = id});
+  gpu_.WaitForLog(3);
+  gpu_.FailUnderWay("b", absl::InternalError("fell off the bus"));
+  EXPECT_EQ(probes_[1]->status(), absl::InternalError("fell off the bus"));
+  for (const size_t other : {0, 2, 3}) {
+    EXPECT_EQ(probes_[other]->status().code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(probes_[other]->status().message()), HasSubstr("fell off the bus"));
+  }
+  executor_.reset();
+  EXPECT_THAT(lost_, ElementsAre(absl::InternalError("fell off the bus")));
+}
+
+TEST_F(PipelineTest, WithoutRoomOnTheDeviceARequestWaitsUntilABatchHasEnded) {
+  gpu_.Refuse("large", absl::UnavailableError("no room"));
+  Start();
+  Submit({.id = "a"});
+  gpu_.WaitForLog(1);
+  Probe& large = Submit({.id = "large"});
+  gpu_.WaitForLooks(20);
+  EXPECT_EQ(large.times_ended(), 0);
+  EXPECT_EQ(scheduler_->queued_requests(), 1) << "where its deadline counts";
+  gpu_.Refuse("large", absl::OkStatus());
+  gpu_.Pass("a", 3);
+  EXPECT_TRUE(probes_[0]->status().ok());
+  gpu_.Pass("large", 3);
+  EXPECT_TRUE(large.status().ok());
+}
+
+TEST_F(PipelineTest, WhatTheDeviceCanNeverHoldIsToldSo) {
+  gpu_.Refuse("huge", absl::ResourceExhaustedError("never"));
+  Start();
+  EXPECT_EQ(Submit({.id = "huge"}).status(), absl::ResourceExhaustedError("never"));
+}
+
+TEST_F(PipelineTest, AStageWithoutRoomIsTriedAgain) {
+  gpu_.Fail(Stage::kRun, absl::UnavailableError("no workspace"));
+  Start();
+  Probe& a = Submit({.id = "a"});
+  gpu_.Pass("a", 3);
+  gpu_.WaitForLog(2);
+  EXPECT_EQ(a.times_ended(), 0);
+  gpu_.StopFailing();
+  clock_.Advance(seconds(1));
+  EXPECT_TRUE(a.status().ok());
+}
+
 TEST_F(ExecutorTest, DrainFinishesWhatIsQueuedAndEnds) {
   MakeScheduler({.max_batch_problems = 1});
   Gate gate;

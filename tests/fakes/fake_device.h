@@ -45,6 +45,11 @@ class FakeDevice final : public server::Device {
     MutexLock lock(mutex_);
     passes_[id] += stages;
   }
+  // From now on every other look sees the stage done.
+  void PassSometimes() {
+    MutexLock lock(mutex_);
+    pass_sometimes_ = true;
+  }
   // The stage under way of the batch whose first request this is fails.
   void FailUnderWay(const std::string& id, absl::Status status) {
     MutexLock lock(mutex_);
@@ -95,6 +100,7 @@ class FakeDevice final : public server::Device {
     if (max_batches_ == 1) return true;
     ++looks_;
     looked_.NotifyAll();
+    if (pass_sometimes_) return looks_ % 2 == 0;
     const std::string& id = batch.jobs.front().job->request().request_id;
     if (const auto lost = lost_.find(id); lost != lost_.end()) return lost->second;
     auto& passes = passes_[id];
@@ -129,6 +135,7 @@ class FakeDevice final : public server::Device {
   std::map<server::Stage, Hook> hooks_ ABSL_GUARDED_BY(mutex_);
   std::map<server::Stage, absl::Status> failures_ ABSL_GUARDED_BY(mutex_);
   CondVar looked_;  // or logged
+  bool pass_sometimes_ ABSL_GUARDED_BY(mutex_) = false;
   int looks_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, int> passes_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, absl::Status> lost_ ABSL_GUARDED_BY(mutex_);

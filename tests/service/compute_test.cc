@@ -47,7 +47,7 @@ TEST(ComputeTest, TheAnswerTellsOfItself) {
   EXPECT_EQ(header.o().shape_size(), 4);
   EXPECT_FALSE(header.has_lse());
   EXPECT_EQ(header.request_id(), "mine");
-  EXPECT_EQ(header.backend(), server->device().backend);
+  EXPECT_EQ(header.backend(), server->devices()[0].backend);
   EXPECT_EQ(header.kernel().rfind("attn_fwd_f32_", 0), 0u) << header.kernel();
   EXPECT_EQ(header.device(), "cpu");
   EXPECT_EQ(header.batch_size(), 1);
@@ -174,7 +174,7 @@ TEST(ComputeTest, GetServerInfoTellsWhatTheServerIs) {
   ASSERT_TRUE(stub->GetServerInfo(&context, {}, &info).ok());
   EXPECT_EQ(info.instance_id().size(), 32u);
   EXPECT_EQ(info.version(), ATTND_VERSION);
-  EXPECT_EQ(info.backend(), server->device().backend);
+  EXPECT_EQ(info.backend(), server->devices()[0].backend);
   EXPECT_FALSE(info.backend_reason().empty());
   ASSERT_EQ(info.devices_size(), 1);
   EXPECT_EQ(info.devices(0).id(), "cpu");

@@ -188,7 +188,9 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
 TestServer::TestServer(const server::ServerOptions& options, std::unique_ptr<server::Device> device,
                        server::Server::DeviceLost on_device_lost) {
   static const absl::Status log = server::SetUpLog("off");
-  auto server = server::Server::Start(options, std::move(device), std::move(on_device_lost));
+  server::Server::Devices devices;
+  if (device != nullptr) devices.push_back(std::move(device));
+  auto server = server::Server::Start(options, std::move(devices), std::move(on_device_lost));
   if (!server.ok()) {
     ADD_FAILURE() << server.status();
     std::abort();

@@ -186,16 +186,16 @@ class IdleDevice final : public server::Device {
   absl::Status Supports(const kernels::AttentionProblem&) const override {
     return absl::OkStatus();
   }
-  absl::Status Upload(std::vector<server::RunningJob>&) override { return absl::OkStatus(); }
-  absl::Status Run(std::vector<server::RunningJob>&) override { return absl::OkStatus(); }
-  absl::Status Download(std::vector<server::RunningJob>&) override { return absl::OkStatus(); }
+  absl::Status Begin(server::Stage, server::RunningBatch&) override { return absl::OkStatus(); }
 
  private:
   server::DeviceDescription description_;
 };
 
 TEST(LifeTest, ADeviceThatComputesWronglyIsNotServed) {
-  const auto server = server::Server::Start(TestOptions(), std::make_unique<IdleDevice>());
+  server::Server::Devices devices;
+  devices.push_back(std::make_unique<IdleDevice>());
+  const auto server = server::Server::Start(TestOptions(), std::move(devices));
   EXPECT_EQ(server.status().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(server.status().message()), HasSubstr("computes wrongly"));
 }
