@@ -285,6 +285,10 @@ class Server::Impl {
       lanes.push_back({&device, &scheduler});
     }
     dispatcher_ = std::make_unique<Dispatcher>(std::move(lanes), &clock_);
+    // Makes the first pinned slabs, so that the first call does not wait for them.
+    for (HostMemory* memory : {&payload_memory_, &answer_memory_}) {
+      if (absl::Status status = memory->pool.Allocate(1).status(); !status.ok()) return status;
+    }
     return absl::OkStatus();
   }
 

@@ -111,7 +111,8 @@ std::unique_ptr<Device> WrapCpuBackend(std::unique_ptr<kernels::Backend> backend
   return std::make_unique<CpuDevice>(std::move(backend), std::move(description));
 }
 
-absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(absl::string_view backend, int threads) {
+absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(absl::string_view backend, int threads,
+                                                        absl::string_view remark) {
   absl::StatusOr<kernels::ChosenBackend> chosen = kernels::ChooseBackend(backend, {threads});
   if (!chosen.ok()) return chosen.status();
   const absl::string_view name = chosen->backend->Name();
@@ -129,6 +130,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(absl::string_view backen
   }
   description.backend = std::string(chosen->backend->Name());
   description.backend_reason = chosen->reason;
+  if (!remark.empty()) absl::StrAppend(&description.backend_reason, "; ", remark);
   return WrapCpuBackend(std::move(chosen->backend), std::move(description));
 }
 

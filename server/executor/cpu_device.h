@@ -19,8 +19,9 @@ inline constexpr int64_t kMaxKeptWorkspaceBytes = int64_t{64} << 20;
 inline constexpr int64_t kMaxWorkspaceBytes = int64_t{1} << 30;
 
 // `backend` as kernels::ChooseBackend takes it, whose errors this returns; `threads`: 0, one per
-// usable processor.
-absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(absl::string_view backend, int threads);
+// usable processor. `remark`: for the log, after the reason for the backend.
+absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(absl::string_view backend, int threads,
+                                                        absl::string_view remark = "");
 
 // A device over this backend; `description` is what Describe() returns.
 std::unique_ptr<Device> WrapCpuBackend(std::unique_ptr<kernels::Backend> backend,

@@ -20,7 +20,7 @@ constexpr int64_t kDeviceSlabBytes = int64_t{256} << 20;
 // Slices given to the streams ahead of their turn: the next upload stands behind the one under way;
 // and no more wait for kernels than it takes to keep both run streams in work.
 constexpr int64_t kUploadsAhead = 2;
-constexpr int64_t kSlicesAhead = 2 * kRunStreams;
+constexpr int64_t kSlicesAhead = kRunStreams + 2;
 
 constexpr size_t kStageEvents = 3;
 size_t EventIndex(Stage stage) {
@@ -72,7 +72,9 @@ class Streams {
   Streams& operator=(const Streams&) = delete;
 
   absl::Status Create() {
-    for (kernels::Stream* stream : {&upload, &run[0], &run[1], &download}) {
+    std::vector<kernels::Stream*> streams = {&upload, &download};
+    for (kernels::Stream& stream : run) streams.push_back(&stream);
+    for (kernels::Stream* stream : streams) {
       const absl::StatusOr<kernels::Stream> made = cuda_->NewStream();
       if (!made.ok()) return made.status();
       *stream = *made;
@@ -88,7 +90,11 @@ class Streams {
   }
   void GiveBack(CudaEvent event) { events_.push_back(event); }
 
-  std::array<kernels::Stream, 4> all() const { return {upload, run[0], run[1], download}; }
+  std::vector<kernels::Stream> all() const {
+    std::vector<kernels::Stream> streams = {upload, download};
+    streams.insert(streams.end(), run.begin(), run.end());
+    return streams;
+  }
 
   kernels::Stream upload = nullptr;
   std::array<kernels::Stream, kRunStreams> run = {};

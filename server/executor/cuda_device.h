@@ -17,9 +17,10 @@ namespace attnd::server {
 
 // One batch uploads, one runs, one downloads.
 inline constexpr int kCudaBatches = 3;
-// Kernels of two slices run side by side, so that the second fills what the first leaves idle. Each
-// stream has a backend of its own, as a backend's launches go to one stream at a time.
-inline constexpr int kRunStreams = 2;
+// Kernels of some slices run side by side, so that the next ones fill what the first leave idle:
+// two fill the GPU, the others take over tile by tile where those end. Each stream has a backend of
+// its own, as a backend's launches go to one stream at a time.
+inline constexpr int kRunStreams = 4;
 
 struct CudaDeviceOptions {
   // Of the GPU's memory, for requests under way. 0: kDeviceShare of what is free at the start.

@@ -85,37 +85,20 @@ absl::StatusOr<const BackendEntry*> ChooseForGpu(absl::string_view forced) {
   return why_not;
 }
 
-absl::StatusOr<std::unique_ptr<Device>> OpenGpu(int ordinal, absl::string_view backend,
-                                                absl::string_view forced_by, int64_t device_bytes) {
-  DeviceDescription description;
-  description.id = absl::StrCat("cuda:", ordinal);
-  absl::StatusOr<std::shared_ptr<Cuda>> cuda = OpenCuda(ordinal);
-  if (!cuda.ok()) return cuda.status();
-  cuda = WithFault(*std::move(cuda), Environment("ATTND_FAULT"));
-  if (!cuda.ok()) return cuda.status();
-  const absl::StatusOr<CudaDeviceFacts> facts = ReadCudaFacts(ordinal);
-  if (!facts.ok()) return facts.status();
-  const absl::StatusOr<const BackendEntry*> entry = ChooseForGpu(backend);
-  if (!entry.ok()) return entry.status();
-  std::vector<std::unique_ptr<kernels::Backend>> backends;
-  for (int i = 0; i < kRunStreams; ++i) {
-    auto created = CreateBackend(**entry, description.id);
-    if (!created.ok()) return created.status();
-    backends.push_back(*std::move(created));
-  }
-  description.name = facts->name;
-  description.processors = facts->multiprocessors;
-  for (const BackendEntry& other : kernels::BackendEntries()) {
-    if (other.memory == MemoryKind::kDevice && other.available().ok()) {
-      description.backends.push_back(other.name);
-    }
-  }
-  description.backend = (*entry)->name;
-  description.backend_reason =
-      backend.empty() ? "first available" : absl::StrCat("forced by ", forced_by);
+// For the log. Nothing where the build has no CUDA, or the CPU was asked for.
+std::string WhyNoGpu(const absl::StatusOr<int>& gpus) {
+  if (gpus.ok() || absl::IsUnimplemented(gpus.status())) return "";
+  return absl::StrCat("no GPU: ", gpus.status().message());
+}
+
+absl::StatusOr<std::unique_ptr<Device>> CreateGpuDevice(int ordinal, absl::string_view backend,
+                                                        absl::string_view forced_by,
+                                                        int64_t device_bytes) {
+  absl::StatusOr<Gpu> gpu = OpenGpu(ordinal, backend, forced_by);
+  if (!gpu.ok()) return gpu.status();
   CudaDeviceOptions options;
   options.device_bytes = device_bytes;
-  return MakeCudaDevice(*std::move(cuda), std::move(backends), description, options);
+  return MakeCudaDevice(std::move(gpu->cuda), std::move(gpu->backends), gpu->description, options);
 }
 
 }  // namespace
@@ -143,6 +126,37 @@ absl::StatusOr<std::vector<int>> ResolveDevices(absl::string_view devices,
   return ordinals;
 }
 
+absl::StatusOr<Gpu> OpenGpu(int ordinal, absl::string_view backend, absl::string_view forced_by) {
+  Gpu gpu;
+  DeviceDescription& description = gpu.description;
+  description.id = absl::StrCat("cuda:", ordinal);
+  absl::StatusOr<std::shared_ptr<Cuda>> cuda = OpenCuda(ordinal);
+  if (!cuda.ok()) return cuda.status();
+  cuda = WithFault(*std::move(cuda), Environment("ATTND_FAULT"));
+  if (!cuda.ok()) return cuda.status();
+  gpu.cuda = *std::move(cuda);
+  const absl::StatusOr<CudaDeviceFacts> facts = ReadCudaFacts(ordinal);
+  if (!facts.ok()) return facts.status();
+  const absl::StatusOr<const BackendEntry*> entry = ChooseForGpu(backend);
+  if (!entry.ok()) return entry.status();
+  for (int i = 0; i < kRunStreams; ++i) {
+    auto created = CreateBackend(**entry, description.id);
+    if (!created.ok()) return created.status();
+    gpu.backends.push_back(*std::move(created));
+  }
+  description.name = facts->name;
+  description.processors = facts->multiprocessors;
+  for (const BackendEntry& other : kernels::BackendEntries()) {
+    if (other.memory == MemoryKind::kDevice && other.available().ok()) {
+      description.backends.push_back(other.name);
+    }
+  }
+  description.backend = (*entry)->name;
+  description.backend_reason =
+      backend.empty() ? "first available" : absl::StrCat("forced by ", forced_by);
+  return gpu;
+}
+
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> CreateDevices(const DeviceOptions& options) {
   const std::string variable = options.backend.empty() ? Environment("ATTND_BACKEND") : "";
   const std::string backend = options.backend.empty() ? variable : options.backend;
@@ -156,9 +170,9 @@ absl::StatusOr<std::vector<std::unique_ptr<Device>>> CreateDevices(const DeviceO
     const bool is_cpu = ordinal == kCpuOrdinal;
     // A backend is forced on the devices that it is for.
     absl::StatusOr<std::unique_ptr<Device>> device =
-        is_cpu ? CreateCpuDevice(options.backend, options.threads)
-               : OpenGpu(ordinal, backend, variable.empty() ? "name" : "ATTND_BACKEND",
-                         options.device_bytes);
+        is_cpu ? CreateCpuDevice(options.backend, options.threads, WhyNoGpu(gpus))
+               : CreateGpuDevice(ordinal, backend, variable.empty() ? "name" : "ATTND_BACKEND",
+                                 options.device_bytes);
     if (!device.ok()) return device.status();
     devices.push_back(*std::move(device));
   }

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/executor/cuda.h"
 #include "server/executor/device.h"
 
 namespace attnd::server {
@@ -32,6 +33,16 @@ inline constexpr int kCpuOrdinal = -1;
 absl::StatusOr<std::vector<int>> ResolveDevices(absl::string_view devices,
                                                 absl::string_view backend,
                                                 const absl::StatusOr<int>& gpus);
+
+// What a GPU's device is made of, see MakeCudaDevice.
+struct Gpu {
+  std::shared_ptr<Cuda> cuda;
+  std::vector<std::unique_ptr<kernels::Backend>> backends;
+  DeviceDescription description;
+};
+// `backend` empty: the best that runs there; otherwise `forced_by` says by what, for the log. With
+// the fault that the environment's ATTND_FAULT asks for (cuda_fault.h).
+absl::StatusOr<Gpu> OpenGpu(int ordinal, absl::string_view backend, absl::string_view forced_by);
 
 // Opens them, each with `backend`, or ATTND_BACKEND, or the best that runs there. At least one.
 absl::StatusOr<std::vector<std::unique_ptr<Device>>> CreateDevices(const DeviceOptions& options);
