@@ -32,7 +32,7 @@ struct Core {
 };
 
 struct Reply {
-  absl::Status status;
+  absl::Status status = absl::CancelledError("the client was destroyed first");
   grpc::ByteBuffer message;  // a ComputeResponse, if status is OK
   int64_t sent_bytes = 0;
   int tries = 0;
