@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "server/services/grpc_order.h"
 
 namespace attnd::server {
 namespace {
@@ -30,8 +31,11 @@ absl::Status Probe(ListenAddress address) {
   const grpc::ByteBuffer request(&empty, 1);  // HealthCheckRequest of the whole server
   grpc::ByteBuffer response;
   std::promise<grpc::Status> done;
-  stub.UnaryCall(&context, kCheckMethod, {}, &request, &response,
-                 [&done](grpc::Status status) { done.set_value(std::move(status)); });
+  PassBaton(&done);
+  stub.UnaryCall(&context, kCheckMethod, {}, &request, &response, [&done](grpc::Status status) {
+    PassBaton(&done);
+    done.set_value(std::move(status));
+  });
   const grpc::Status status = done.get_future().get();
   if (!status.ok()) {
     return absl::UnavailableError(

@@ -21,6 +21,7 @@
 #include "server/log.h"
 #include "server/memory/receive_budget.h"
 #include "server/services/attention_service.h"
+#include "server/services/grpc_order.h"
 #include "server/warm_up.h"
 
 namespace attnd::server {
@@ -162,7 +163,9 @@ class Server::Impl {
     Leave(Readiness::kDraining);
     gate_.Shut();
     scheduler_.Drain();
-    if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kGoodbye);
+    if (grpc_ == nullptr) return;
+    grpc_->Shutdown(std::chrono::system_clock::now() + kGoodbye);
+    PassBaton(attention_.get());
   }
 
   int port() const { return port_; }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/log.h"
 #include "server/services/call_facts.h"
+#include "server/services/grpc_order.h"
 #include "server/services/grpc_status.h"
 #include "server/services/message_bytes.h"
 
@@ -31,6 +32,7 @@ grpc::ServerGenericBidiReactor* ComputeCall::Start(const ComputeParts& parts,
   auto call = std::make_shared<ComputeCall>(parts, context);
   call->self_ = call;
   call->Admit();
+  PassBaton(call.get());
   return call.get();
 }
 
@@ -78,14 +80,21 @@ void ComputeCall::ArmAlarm(TimePoint grpc_deadline, TimePoint now) {
   deadline_ = own;
   MutexLock lock(mutex_);
   alarm_ = std::make_unique<grpc::Alarm>();
-  alarm_->Set(std::chrono::system_clock::now() + (own - now),
-              [self = shared_from_this()](bool rang) {
-                if (rang) self->ReceiveDeadlinePassed();
-              });
+  alarm_self_ = shared_from_this();
+  PassBaton(this);
+  alarm_->Set(std::chrono::system_clock::now() + (own - now), [this](bool rang) { Rang(rang); });
+}
+
+// Once for every alarm that was armed, also for one that was taken back.
+void ComputeCall::Rang(bool rang) {
+  PassBaton(this);
+  const std::shared_ptr<ComputeCall> self = std::move(alarm_self_);
+  if (rang) ReceiveDeadlinePassed();
 }
 
 void ComputeCall::Granted(ReceivePermit permit) {
   permit_ = std::move(permit);
+  PassBaton(this);
   StartRead(&request_);
   {
     MutexLock lock(mutex_);
@@ -112,6 +121,7 @@ void ComputeCall::ReceiveDeadlinePassed() {
 
 // Twice for a call as it should be: with the message, then without one, at the caller's end.
 void ComputeCall::OnReadDone(bool ok) {
+  PassBaton(this);
   const bool complete = has_message_ || !ok;
   {
     MutexLock lock(mutex_);
@@ -123,6 +133,7 @@ void ComputeCall::OnReadDone(bool ok) {
   }
   if (!complete) {
     has_message_ = true;
+    PassBaton(this);
     StartRead(&beyond_);
     return;
   }
@@ -263,10 +274,12 @@ void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage s
 void ComputeCall::Send(grpc::ByteBuffer message) {
   answer_.Swap(&message);
   parts_.metrics->CountFinished(absl::StatusCode::kOk, Stage::kDone);
+  PassBaton(this);
   StartWriteAndFinish(&answer_, grpc::WriteOptions(), ToGrpcStatus(absl::OkStatus(), *context_));
 }
 
 void ComputeCall::OnCancel() {
+  PassBaton(this);
   cancelled_ = true;
   if (parts_.receive_budget->Cancel(ticket_.load(std::memory_order_acquire))) {
     return End(WhyGone(), Stage::kReceive);
@@ -296,6 +309,7 @@ void ComputeCall::End(const absl::Status& status, Stage stage) {
               {"message", status.message()}});
   }
   permit_ = ReceivePermit();
+  PassBaton(this);
   Finish(ToGrpcStatus(status, *context_));
 }
 
@@ -310,6 +324,7 @@ absl::Status ComputeCall::WhyGone() const {
 }
 
 void ComputeCall::OnDone() {
+  PassBaton(this);
   request_.Clear();
   beyond_.Clear();
   answer_.Clear();
