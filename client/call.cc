@@ -145,7 +145,7 @@ void ComputeCall::Cancel() {
   if (running != nullptr) {
     running->TryCancel();  // OnDone follows
   } else {
-    Finish(absl::CancelledError("cancelled by the caller"), {});
+    Finish(absl::CancelledError(), {});
   }
 }
 
@@ -154,6 +154,8 @@ void ComputeCall::Finish(absl::Status status, grpc::ByteBuffer message) {
   {
     MutexLock lock(mutex_);
     if (end_ == nullptr) return;
+    // Also where the try had failed by itself just before.
+    if (cancelled_ && !status.ok()) status = absl::CancelledError("cancelled by the caller");
     end = std::move(end_);
     end->reply.tries = tries_;
   }
