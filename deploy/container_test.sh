@@ -19,6 +19,7 @@ if [ "${1:-}" = --prebuilt ]; then
   bin_dir=${2:-build/release/bin}
   can_package "$bin_dir" || exit $?
 fi
+limits=(--memory 1g)
 checks=0
 
 # Docker's containers outlive the script, podman's do not: one way for both.
@@ -60,7 +61,7 @@ start() {
   local network=(--network ns:/run/netns/attnd --cgroup-parent "/$CGROUP")
   [ "$ENGINE" = podman ] || network=(-p 127.0.0.1::7070 -p 127.0.0.1::7071)
   engine rm -f "$NAME" >/dev/null 2>&1 || true
-  engine run -d --name "$NAME" "${network[@]}" "${HARDENED[@]}" --memory 1g "$TAG" "$@" >"$WORK/start.log" 2>&1 ||
+  engine run -d --name "$NAME" "${network[@]}" "${HARDENED[@]}" "${limits[@]}" "$TAG" "$@" >"$WORK/start.log" 2>&1 ||
     { cat "$WORK/start.log" >&2; exit 1; }
   GRPC=127.0.0.1:7070 HTTP=127.0.0.1:7071
   if [ "$ENGINE" = docker ]; then
@@ -106,6 +107,8 @@ in_flight() {
 
 has_in_flight() { [ "$(in_flight)" -gt 0 ]; }
 
+one_processor() { in_network "$ATTNCTL" info --server "$GRPC" --json | grep '"processors":1[,}]'; }
+
 attention() {
   in_network "$ATTNCTL" run --server "$GRPC" --causal bottom-right --json --q "$DATA:q" --k "$DATA:k" --v "$DATA:v" "$@"
 }
@@ -146,10 +149,12 @@ check "/readyz says 200" answers /readyz 200
 check "/livez says 200" answers /livez 200
 check "/metrics counts the call" sh -c "[ '$(http /metrics | grep -c '^attnd_requests_finished_total.*OK.* 1$')' = 1 ]"
 
-# ---- It drains.
-start --listen=0.0.0.0:7070 --http_listen=0.0.0.0:7071 --insecure_listen --threads=1 --drain_delay_ms=1000 --drain_timeout_ms=60000
+# ---- It drains, on a quota of one processor.
+limits+=(--cpus 1)
+start --listen=0.0.0.0:7070 --http_listen=0.0.0.0:7071 --insecure_listen --drain_delay_ms=1000 --drain_timeout_ms=60000
 check "it turns healthy with flags of the caller's" poll 20 healthy
-# Some seconds of work for one thread.
+check "it runs one thread, as the quota allows" one_processor
+# Some seconds of work for one processor.
 /usr/bin/python3 - "$WORK/long.npy" <<'PY'
 import sys, numpy
 numpy.save(sys.argv[1], numpy.random.default_rng(0).standard_normal((1, 8, 10240, 64), dtype=numpy.float32))
