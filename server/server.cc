@@ -17,11 +17,11 @@
 #include "kernels/registry.h"
 #include "server/executor/cpu_device.h"
 #include "server/executor/executor.h"
+#include "server/grpc_order.h"
 #include "server/listen_address.h"
 #include "server/log.h"
 #include "server/memory/receive_budget.h"
 #include "server/services/attention_service.h"
-#include "server/services/grpc_order.h"
 #include "server/warm_up.h"
 
 namespace attnd::server {

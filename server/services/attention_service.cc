@@ -2,7 +2,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "server/services/grpc_order.h"
+#include "server/grpc_order.h"
 #include "server/services/grpc_status.h"
 
 namespace attnd::server {

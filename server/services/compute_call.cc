@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/grpc_order.h"
 #include "server/log.h"
 #include "server/services/call_facts.h"
-#include "server/services/grpc_order.h"
 #include "server/services/grpc_status.h"
 #include "server/services/message_bytes.h"
 
@@ -168,13 +168,14 @@ void ComputeCall::MessageComplete() {
 }
 
 void ComputeCall::Decode() {
-  // The bytes as received, and the permit for them, go at the end of this function.
-  const ReceivePermit permit = std::move(permit_);
+  ReceivePermit permit = std::move(permit_);
   grpc::ByteBuffer message;
   message.Swap(&request_);
   absl::StatusOr<std::unique_ptr<Request>> request = DecodeWhenRoom(message);
-  if (!request.ok()) return End(request.status(), Stage::kReceive);
+  // The bytes as received go before the call goes on, and with them the permit.
   message.Clear();
+  permit = ReceivePermit();
+  if (!request.ok()) return End(request.status(), Stage::kReceive);
   CountReceived((*request)->payload_bytes());
   (*request)->caller = CallerFromPeer(context_->peer());
   (*request)->deadline = std::min((*request)->deadline, deadline_);

@@ -10,8 +10,8 @@
 #include "absl/strings/str_split.h"
 #include "kernels/reference/reference.h"
 #include "server/executor/cpu_device.h"
+#include "server/grpc_order.h"
 #include "server/log.h"
-#include "server/services/grpc_order.h"
 #include "server/wire/wire.h"
 #include "tests/cases/values.h"
 

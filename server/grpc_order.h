@@ -1,6 +1,6 @@
 // Tells ThreadSanitizer of an order that it cannot see.
-#ifndef ATTND_SERVER_SERVICES_GRPC_ORDER_H_
-#define ATTND_SERVER_SERVICES_GRPC_ORDER_H_
+#ifndef ATTND_SERVER_GRPC_ORDER_H_
+#define ATTND_SERVER_GRPC_ORDER_H_
 
 #if defined(__SANITIZE_THREAD__)
 #define ATTND_THREAD_SANITIZER 1
@@ -28,4 +28,4 @@ inline void PassBaton([[maybe_unused]] void* call) {
 
 }  // namespace attnd::server
 
-#endif  // ATTND_SERVER_SERVICES_GRPC_ORDER_H_
+#endif  // ATTND_SERVER_GRPC_ORDER_H_
