@@ -58,7 +58,7 @@ poll() {
 
 # start [FLAGS...]: the container, in the background; FLAGS replace the image's own. Sets GRPC and HTTP, its addresses.
 start() {
-  local network=(--network ns:/run/netns/attnd --cgroup-parent "/$CGROUP")
+  local network=(--network ns:/run/netns/attnd)
   [ "$ENGINE" = podman ] || network=(-p 127.0.0.1::7070 -p 127.0.0.1::7071)
   engine rm -f "$NAME" >/dev/null 2>&1 || true
   engine run -d --name "$NAME" "${network[@]}" "${HARDENED[@]}" "${limits[@]}" "$TAG" "$@" >"$WORK/start.log" 2>&1 ||
