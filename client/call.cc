@@ -5,6 +5,7 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "client/hand_over.h"
 #include "client/status.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/client_callback.h"
@@ -40,10 +41,12 @@ class ComputeCall::Try : public grpc::ClientUnaryReactor {
   void Run(std::shared_ptr<grpc::Channel> channel) {
     grpc::GenericStub stub(std::move(channel));
     stub.PrepareUnaryCall(context_.get(), kMethod, grpc::StubOptions(), &message_, &answer_, this);
+    ReleaseToGrpc(this);
     StartCall();
   }
 
   void OnDone(const grpc::Status& status) override {
+    AcquireFromGrpc(this);
     const std::shared_ptr<ComputeCall> call = call_;
     call->OnTryDone(std::unique_ptr<Try>(this), ToAbsl(status));
   }
