@@ -31,6 +31,26 @@ gpr_timespec After(absl::Duration left) {
 
 }  // namespace
 
+void Core::BeginTry() {
+  MutexLock lock(mutex_);
+  ++tries_;
+}
+
+void Core::EndTry() {
+  MutexLock lock(mutex_);
+  if (--tries_ == 0) no_tries_.NotifyAll();
+}
+
+void Core::Close() {
+  {
+    MutexLock lock(mutex_);
+    while (tries_ > 0) no_tries_.Wait(mutex_);
+  }
+  loop.Stop();
+  channels.control.reset();
+  channels.bulk.reset();
+}
+
 // Deleted by OnDone, with the context and the message, so that gRPC lets go of the payloads.
 class ComputeCall::Try : public grpc::ClientUnaryReactor {
  public:
@@ -47,8 +67,11 @@ class ComputeCall::Try : public grpc::ClientUnaryReactor {
 
   void OnDone(const grpc::Status& status) override {
     AcquireFromGrpc(this);
-    const std::shared_ptr<ComputeCall> call = call_;
+    std::shared_ptr<ComputeCall> call = call_;
+    const std::shared_ptr<Core> core = call->core_;
     call->OnTryDone(std::unique_ptr<Try>(this), ToAbsl(status));
+    call.reset();
+    core->EndTry();
   }
 
   const grpc::ClientContext& context() const { return *context_; }
@@ -97,6 +120,7 @@ void ComputeCall::StartTry() {
     ++tries_;
   }
   // Not under the lock: gRPC may call OnDone on this thread.
+  core_->BeginTry();
   next.release()->Run(channel);
 }
 
