@@ -276,8 +276,8 @@ TEST(Async, ACallbackMayCallAgain) {
   EXPECT_TRUE(ended.get_future().get().ok());
 }
 
-// The client goes while gRPC's threads are just leaving its calls. A channel whose last owner is such
-// a thread takes the process down now and then.
+// The client goes while gRPC's threads are just leaving its calls. A channel whose last owner is
+// such a thread takes the process down now and then.
 TEST(Client, MayGoRightAfterACall) {
   FakeServer server;
   OwnedRequest owned(1 << 10);
