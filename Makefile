@@ -2,17 +2,20 @@
 PRESET ?= release
 BUILD := build/$(PRESET)
 
-.PHONY: demo test build deps asan tsan fuzz tidy format container clean
+.PHONY: demo test build configure deps asan tsan fuzz tidy format container clean
 
-demo: build
+demo: configure
+	cmake --build --preset $(PRESET) --target attnd attnctl
 	deploy/demo.sh $(BUILD)/bin
 
 test: build
 	ctest --preset $(PRESET)
 
-build: deps
-	cmake --preset $(PRESET)
+build: configure
 	cmake --build --preset $(PRESET)
+
+configure: deps
+	cmake --preset $(PRESET)
 
 deps:
 	deploy/install-deps.sh

@@ -5,6 +5,7 @@
 
 #include "absl/random/random.h"
 #include "absl/strings/str_cat.h"
+#include "client/hand_over.h"
 #include "client/status.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/client_callback.h"
@@ -30,6 +31,26 @@ gpr_timespec After(absl::Duration left) {
 
 }  // namespace
 
+void Core::BeginTry() {
+  MutexLock lock(mutex_);
+  ++tries_;
+}
+
+void Core::EndTry() {
+  MutexLock lock(mutex_);
+  if (--tries_ == 0) no_tries_.NotifyAll();
+}
+
+void Core::Close() {
+  {
+    MutexLock lock(mutex_);
+    while (tries_ > 0) no_tries_.Wait(mutex_);
+  }
+  loop.Stop();
+  channels.control.reset();
+  channels.bulk.reset();
+}
+
 // Deleted by OnDone, with the context and the message, so that gRPC lets go of the payloads.
 class ComputeCall::Try : public grpc::ClientUnaryReactor {
  public:
@@ -40,12 +61,17 @@ class ComputeCall::Try : public grpc::ClientUnaryReactor {
   void Run(std::shared_ptr<grpc::Channel> channel) {
     grpc::GenericStub stub(std::move(channel));
     stub.PrepareUnaryCall(context_.get(), kMethod, grpc::StubOptions(), &message_, &answer_, this);
+    ReleaseToGrpc(this);
     StartCall();
   }
 
   void OnDone(const grpc::Status& status) override {
-    const std::shared_ptr<ComputeCall> call = call_;
+    AcquireFromGrpc(this);
+    std::shared_ptr<ComputeCall> call = call_;
+    const std::shared_ptr<Core> core = call->core_;
     call->OnTryDone(std::unique_ptr<Try>(this), ToAbsl(status));
+    call.reset();
+    core->EndTry();
   }
 
   const grpc::ClientContext& context() const { return *context_; }
@@ -94,6 +120,7 @@ void ComputeCall::StartTry() {
     ++tries_;
   }
   // Not under the lock: gRPC may call OnDone on this thread.
+  core_->BeginTry();
   next.release()->Run(channel);
 }
 
@@ -145,7 +172,7 @@ void ComputeCall::Cancel() {
   if (running != nullptr) {
     running->TryCancel();  // OnDone follows
   } else {
-    Finish(absl::CancelledError("cancelled by the caller"), {});
+    Finish(absl::CancelledError(), {});
   }
 }
 
@@ -154,6 +181,8 @@ void ComputeCall::Finish(absl::Status status, grpc::ByteBuffer message) {
   {
     MutexLock lock(mutex_);
     if (end_ == nullptr) return;
+    // Also where the try had failed by itself just before.
+    if (cancelled_ && !status.ok()) status = absl::CancelledError("cancelled by the caller");
     end = std::move(end_);
     end->reply.tries = tries_;
   }

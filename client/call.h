@@ -20,19 +20,34 @@
 
 namespace attnd::client {
 
-// What the calls of one client share. Calls hold it too, so that it outlives the last of them.
-struct Core {
+// What the calls of one client share. Calls hold it too, so it may outlive the client; its channels
+// do not: gRPC must not destroy one on a thread of its own, for it would wait there for itself.
+class Core {
+ public:
   Core(const std::string& address, const ClientOptions& client_options)
       : options(client_options), channels(address), budget(client_options.retry_budget) {}
+
+  // Around all that a try does on gRPC's threads.
+  void BeginTry() ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndTry() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Waits until no try is left, ends the loop, closes the connections. Calls have ended, or will
+  // never start another try. Not on a thread of gRPC's or the loop's.
+  void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const ClientOptions options;
   Channels channels;
   RetryBudget budget;
   Loop loop;
+
+ private:
+  Mutex mutex_;
+  CondVar no_tries_;
+  int64_t tries_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 struct Reply {
-  absl::Status status;
+  absl::Status status = absl::CancelledError("the client was destroyed first");
   grpc::ByteBuffer message;  // a ComputeResponse, if status is OK
   int64_t sent_bytes = 0;
   int tries = 0;

@@ -24,8 +24,8 @@ struct Channels {
   // `address` has passed CheckAddress. Connects with the first call.
   explicit Channels(const std::string& address);
 
-  const std::shared_ptr<grpc::Channel> control;
-  const std::shared_ptr<grpc::Channel> bulk;
+  std::shared_ptr<grpc::Channel> control;
+  std::shared_ptr<grpc::Channel> bulk;
 };
 
 }  // namespace attnd::client

@@ -86,7 +86,7 @@ class ClientImpl : public Client {
       MutexLock lock(mutex_);
       while (running_ > 0) none_running_.Wait(mutex_);
     }
-    core_->loop.Stop();
+    core_->Close();
   }
 
   absl::StatusOr<AttentionResult> Attention(const AttentionRequest& request) override {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attnd/v1/attnd.pb.h"
+#include "client/hand_over.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/wire_format_lite.h"
@@ -103,6 +104,12 @@ std::string LengthDelimitedTag(int field, int64_t size_bytes) {
   return frame;
 }
 
+// gRPC has read a payload for the last time.
+void LetGo(void* held) {
+  AcquireFromGrpc(held);
+  delete static_cast<std::shared_ptr<void>*>(held);
+}
+
 }  // namespace
 
 int64_t EncodedRequest::size_bytes() const {
@@ -154,11 +161,11 @@ grpc::ByteBuffer ToMessage(const EncodedRequest& request, const std::shared_ptr<
   for (int i = 0; i < 3; ++i) {
     slices.emplace_back(request.frames[i]);
     if (request.payload_bytes[i] == 0) continue;
+    auto* held = new std::shared_ptr<void>(keep);
+    ReleaseToGrpc(held);
     // gRPC only reads; its type for "buffer" is not const.
-    slices.emplace_back(
-        const_cast<void*>(request.payloads[i]), static_cast<size_t>(request.payload_bytes[i]),
-        [](void* held) { delete static_cast<std::shared_ptr<void>*>(held); },
-        new std::shared_ptr<void>(keep));
+    slices.emplace_back(const_cast<void*>(request.payloads[i]),
+                        static_cast<size_t>(request.payload_bytes[i]), &LetGo, held);
   }
   return grpc::ByteBuffer(slices.data(), slices.size());
 }

@@ -7,9 +7,9 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/wire_format_lite.h"
 #include "grpcpp/client_context.h"
+#include "grpcpp/completion_queue.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/support/proto_buffer_reader.h"
-#include "kernels/sync.h"
 
 namespace attnd::client {
 namespace {
@@ -38,25 +38,23 @@ const char* ServingStatusName(uint32_t status) {
 // HealthCheckRequest with an empty service name: no bytes at all.
 grpc::Status CallCheck(std::shared_ptr<grpc::Channel> channel, absl::Duration timeout,
                        grpc::ByteBuffer* answer) {
-  struct {
-    Mutex mutex;
-    CondVar done;
-    absl::optional<grpc::Status> status;
-  } wait;
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   const grpc::Slice nothing;
   const grpc::ByteBuffer request(&nothing, 1);
   grpc::GenericStub stub(std::move(channel));
-  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &request, answer,
-                 [&wait](grpc::Status status) {
-                   MutexLock lock(wait.mutex);
-                   wait.status = std::move(status);
-                   wait.done.NotifyOne();
-                 });
-  MutexLock lock(wait.mutex);
-  while (!wait.status) wait.done.Wait(wait.mutex);
-  return *wait.status;
+  grpc::CompletionQueue queue;
+  const auto call =
+      stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", request, &queue);
+  call->StartCall();
+  grpc::Status status;
+  call->Finish(answer, &status, nullptr);
+  queue.Shutdown();
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue.Next(&tag, &ok)) {
+  }
+  return status;
 }
 
 }  // namespace

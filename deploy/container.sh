@@ -22,7 +22,7 @@ case "${1:-}" in
       network=(-p 127.0.0.1:7070:7070 -p 127.0.0.1:7071:7071)
       set -- --listen=0.0.0.0:7070 --http_listen=0.0.0.0:7071 --insecure_listen "$@"
     else
-      network=(--network host --no-healthcheck --cgroup-parent "/$CGROUP")
+      network=(--network host --no-healthcheck)
       set -- --listen=127.0.0.1:7070 --http_listen=127.0.0.1:7071 "$@"
     fi
     engine run --rm "${network[@]}" "${HARDENED[@]}" --memory "${ATTND_MEMORY:-2g}" "$TAG" "$@"

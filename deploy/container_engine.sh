@@ -25,6 +25,7 @@ enter_sandbox() {
     ENGINE=podman
     export CONTAINERS_CONF=$STATE/containers.conf
     make_mounts
+    HARDENED+=(--cgroup-parent "/$CGROUP")
     # A run that was killed has left its containers' names and layers.
     engine rm --all --force >"$STATE/rm.log" 2>&1 || { cat "$STATE/rm.log" >&2; exit 1; }
     return

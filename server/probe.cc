@@ -4,7 +4,6 @@
 #include <grpcpp/generic/generic_stub.h>
 
 #include <chrono>
-#include <future>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -29,10 +28,14 @@ absl::Status Probe(ListenAddress address) {
   const grpc::Slice empty;
   const grpc::ByteBuffer request(&empty, 1);  // HealthCheckRequest of the whole server
   grpc::ByteBuffer response;
-  std::promise<grpc::Status> done;
-  stub.UnaryCall(&context, kCheckMethod, {}, &request, &response,
-                 [&done](grpc::Status status) { done.set_value(std::move(status)); });
-  const grpc::Status status = done.get_future().get();
+  grpc::Status status;
+  grpc::CompletionQueue queue;
+  const auto call = stub.PrepareUnaryCall(&context, kCheckMethod, request, &queue);
+  call->StartCall();
+  call->Finish(&response, &status, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  queue.Next(&tag, &ok);
   if (!status.ok()) {
     return absl::UnavailableError(
         absl::StrCat(address.ToString(), " does not answer: ", status.error_message()));

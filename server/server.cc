@@ -19,6 +19,7 @@
 #include "server/executor/devices.h"
 #include "server/executor/dispatcher.h"
 #include "server/executor/executor.h"
+#include "server/grpc_order.h"
 #include "server/listen_address.h"
 #include "server/log.h"
 #include "server/memory/receive_budget.h"
@@ -208,7 +209,9 @@ class Server::Impl {
     Leave(Readiness::kDraining);
     gate_.Shut();
     for (const auto& scheduler : schedulers_) scheduler->Drain();
-    if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kGoodbye);
+    if (grpc_ == nullptr) return;
+    grpc_->Shutdown(std::chrono::system_clock::now() + kGoodbye);
+    PassBaton(attention_.get());
   }
 
   int port() const { return port_; }

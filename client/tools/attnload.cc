@@ -22,9 +22,9 @@ std::vector<Flag> LoadFlags() {
           {"warmup", "TIME", "before that, not counted; default 1s"},
           {"batch", "N", "default 1"},
           {"q_heads", "N", "default 8"},
-          {"kv_heads", "N", "default 8"},
+          {"kv_heads", "N", "default as q_heads"},
           {"q_len", "N", "default 512"},
-          {"kv_len", "N", "default 512"},
+          {"kv_len", "N", "default as q_len"},
           {"head_dim", "N", "default 64"},
           {"dtype", "DTYPE", "float32, float16 (default) or bfloat16"},
           {"causal", "ALIGNMENT", "bottom-right, top-left or none (default)"},
@@ -67,8 +67,10 @@ absl::Status ReadOptions(const Args& args, LoadOptions* options, ClientOptions* 
   status.Update(args.Read("warmup", &options->warmup));
   status.Update(args.Read("batch", 0, kMost, &options->batch));
   status.Update(args.Read("q_heads", 0, kMost, &options->q_heads));
-  status.Update(args.Read("kv_heads", 0, kMost, &options->kv_heads));
   status.Update(args.Read("q_len", 0, kMost, &options->q_len));
+  options->kv_heads = options->q_heads;
+  options->kv_len = options->q_len;
+  status.Update(args.Read("kv_heads", 0, kMost, &options->kv_heads));
   status.Update(args.Read("kv_len", 0, kMost, &options->kv_len));
   status.Update(args.Read("head_dim", 0, kMost, &options->head_dim));
   status.Update(args.Read("seed", 0, std::numeric_limits<int32_t>::max(), &options->seed));

@@ -171,6 +171,7 @@ struct Caller {
     ++counted->sent;
     if (!result.ok()) {
       ++counted->failed_by_code[result.status().code()];
+      counted->first_error.Update(result.status());
       return;
     }
     ++counted->answered;
@@ -185,6 +186,7 @@ void Merge(const LoadResult& from, LoadResult* to) {
   to->answered += from.answered;
   to->retries += from.retries;
   to->payload_bytes += from.payload_bytes;
+  to->first_error.Update(from.first_error);
   for (const auto& [code, count] : from.failed_by_code) to->failed_by_code[code] += count;
   to->latency.Merge(from.latency);
 }

@@ -38,6 +38,7 @@ struct LoadResult {
   int64_t sent = 0;
   int64_t answered = 0;
   std::map<absl::StatusCode, int64_t> failed_by_code;
+  absl::Status first_error;  // one of the failed calls', for a person
   int64_t retries = 0;
   int64_t payload_bytes = 0;  // of answered calls, both ways
   Histogram latency;          // of answered calls, retries included

@@ -48,13 +48,14 @@ std::string ToJson(const LoadOptions& options, const LoadResult& result) {
       {"max_us", result.latency.max_us()},
       {"verified", result.verified},
       {"wrong", result.wrong}};
+  if (!result.first_error.ok()) json["first_error"] = std::string(result.first_error.message());
   if (result.verified > 0) {
     json["bound"] = result.bound;
     json["worst_rel_error"] = std::isfinite(result.worst_rel_error)
                                   ? nlohmann::ordered_json(result.worst_rel_error)
                                   : nlohmann::ordered_json("inf");
   }
-  return json.dump() + "\n";
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 std::string ToTable(const LoadOptions& options, const LoadResult& result) {
@@ -74,6 +75,9 @@ std::string ToTable(const LoadOptions& options, const LoadResult& result) {
       result.latency.PercentileUs(99), result.latency.max_us());
   for (const auto& [code, count] : result.failed_by_code) {
     absl::StrAppendFormat(&table, "failed     %d with %s\n", count, absl::StatusCodeToString(code));
+  }
+  if (!result.first_error.ok()) {
+    absl::StrAppend(&table, "           such as: ", result.first_error.message(), "\n");
   }
   if (result.verified > 0) {
     absl::StrAppendFormat(&table, "verified   %d against fp64, %d wrong, worst %.3e, bound %.1e\n",

@@ -26,9 +26,7 @@ struct Problem {
 };
 
 absl::Status ReadOperand(const Args& args, const char* name, Tensor* tensor, TensorView* view) {
-  const auto spec = args.Get(name);
-  if (!spec) return absl::InvalidArgumentError(absl::StrCat("--", name, " is missing"));
-  auto read = ReadTensor(*spec);
+  auto read = ReadTensor(*args.Get(name));
   if (!read.ok()) {
     return absl::Status(read.status().code(),
                         absl::StrCat("--", name, ": ", read.status().message()));
@@ -123,28 +121,38 @@ absl::Status ReadNumbers(const Args& args, AttentionRequest* request) {
   status.Update(args.Read("timeout_ms", 1, int64_t{1} << 40, &timeout_ms));
   request->priority = static_cast<int>(priority);
   if (timeout_ms > 0) request->timeout = absl::Milliseconds(timeout_ms);
-  if (const auto slopes = args.Get("alibi")) {
-    auto read = ReadFloats(*slopes);
-    if (read.ok()) request->alibi_slopes = *std::move(read);
-    status.Update(read.status());
-  }
   return status;
 }
 
-absl::Status ReadProblem(const Args& args, Problem* problem) {
+// What stands on the command line itself: a mistake here is one of usage.
+absl::Status ReadOptions(const Args& args, AttentionRequest* request) {
+  absl::Status status;
+  for (const char* name : {"q", "k", "v"}) {
+    if (!args.Has(name)) {
+      status.Update(absl::InvalidArgumentError(absl::StrCat("--", name, " is missing")));
+    }
+  }
+  status.Update(ReadLayout(args, &request->layout));
+  status.Update(ReadCausal(args, &request->causal));
+  status.Update(ReadWindow(args, request));
+  status.Update(ReadNumbers(args, request));
+  status.Update(args.Read("request_id", &request->request_id));
+  request->want_lse = args.Has("lse");
+  return status;
+}
+
+absl::Status ReadFiles(const Args& args, Problem* problem) {
   AttentionRequest& request = problem->request;
-  absl::Status status = ReadLayout(args, &request.layout);
-  status.Update(ReadCausal(args, &request.causal));
-  status.Update(ReadWindow(args, &request));
-  status.Update(ReadNumbers(args, &request));
-  status.Update(ReadSeqlens(args, "cu_seqlens_q", &request.cu_seqlens_q));
+  absl::Status status = ReadSeqlens(args, "cu_seqlens_q", &request.cu_seqlens_q);
   status.Update(ReadSeqlens(args, "cu_seqlens_kv", &request.cu_seqlens_kv));
-  status.Update(args.Read("request_id", &request.request_id));
-  if (!status.ok()) return status;
-  status = ReadOperand(args, "q", &problem->q, &request.q);
+  if (const auto slopes = args.Get("alibi")) {
+    auto read = ReadFloats(*slopes);
+    if (read.ok()) request.alibi_slopes = *std::move(read);
+    status.Update(read.status());
+  }
+  status.Update(ReadOperand(args, "q", &problem->q, &request.q));
   status.Update(ReadOperand(args, "k", &problem->k, &request.k));
   status.Update(ReadOperand(args, "v", &problem->v, &request.v));
-  request.want_lse = args.Has("lse");
   return status;
 }
 
@@ -192,15 +200,10 @@ std::vector<Flag> RunFlags() {
 int Run(const Args& args) {
   const std::string server = args.Get("server").value_or(kDefaultServer);
   Problem problem;
-  for (const char* name : {"q", "k", "v"}) {
-    if (!args.Has(name)) {
-      return Fail(absl::InvalidArgumentError(absl::StrCat("--", name, " is missing")), server,
-                  kUsage);
-    }
+  if (absl::Status status = ReadOptions(args, &problem.request); !status.ok()) {
+    return Fail(status, server, kUsage);
   }
-  if (absl::Status status = ReadProblem(args, &problem); !status.ok()) {
-    return Fail(status, server);
-  }
+  if (absl::Status status = ReadFiles(args, &problem); !status.ok()) return Fail(status, server);
   const auto client = Client::Connect(server);
   if (!client.ok()) return Fail(client.status(), server, kUsage);
   const auto result = (*client)->Attention(problem.request);

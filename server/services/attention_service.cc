@@ -2,6 +2,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "server/grpc_order.h"
 #include "server/services/grpc_status.h"
 
 namespace attnd::server {
@@ -15,8 +16,12 @@ class UnknownMethod final : public grpc::ServerGenericBidiReactor {
     Finish(ToGrpcStatus(absl::UnimplementedError(absl::StrCat("there is no method ",
                                                               absl::CHexEscape(context.method()))),
                         context));
+    PassBaton(this);
   }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    PassBaton(this);
+    delete this;
+  }
 };
 
 }  // namespace
@@ -24,6 +29,7 @@ class UnknownMethod final : public grpc::ServerGenericBidiReactor {
 grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
                                                           const v1::GetServerInfoRequest*,
                                                           v1::GetServerInfoResponse* response) {
+  PassBaton(this);  // to the destructor
   *response = info_;
   grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
   reactor->Finish(ToGrpcStatus(absl::OkStatus(), *context));

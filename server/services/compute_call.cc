@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/grpc_order.h"
 #include "server/log.h"
 #include "server/services/call_facts.h"
 #include "server/services/grpc_status.h"
@@ -31,6 +32,7 @@ grpc::ServerGenericBidiReactor* ComputeCall::Start(const ComputeParts& parts,
   auto call = std::make_shared<ComputeCall>(parts, context);
   call->self_ = call;
   call->Admit();
+  PassBaton(call.get());
   return call.get();
 }
 
@@ -78,14 +80,21 @@ void ComputeCall::ArmAlarm(TimePoint grpc_deadline, TimePoint now) {
   deadline_ = own;
   MutexLock lock(mutex_);
   alarm_ = std::make_unique<grpc::Alarm>();
-  alarm_->Set(std::chrono::system_clock::now() + (own - now),
-              [self = shared_from_this()](bool rang) {
-                if (rang) self->ReceiveDeadlinePassed();
-              });
+  alarm_self_ = shared_from_this();
+  PassBaton(this);
+  alarm_->Set(std::chrono::system_clock::now() + (own - now), [this](bool rang) { Rang(rang); });
+}
+
+// Once for every alarm that was armed, also for one that was taken back.
+void ComputeCall::Rang(bool rang) {
+  PassBaton(this);
+  const std::shared_ptr<ComputeCall> self = std::move(alarm_self_);
+  if (rang) ReceiveDeadlinePassed();
 }
 
 void ComputeCall::Granted(ReceivePermit permit) {
   permit_ = std::move(permit);
+  PassBaton(this);
   StartRead(&request_);
   {
     MutexLock lock(mutex_);
@@ -112,6 +121,7 @@ void ComputeCall::ReceiveDeadlinePassed() {
 
 // Twice for a call as it should be: with the message, then without one, at the caller's end.
 void ComputeCall::OnReadDone(bool ok) {
+  PassBaton(this);
   const bool complete = has_message_ || !ok;
   {
     MutexLock lock(mutex_);
@@ -123,6 +133,7 @@ void ComputeCall::OnReadDone(bool ok) {
   }
   if (!complete) {
     has_message_ = true;
+    PassBaton(this);
     StartRead(&beyond_);
     return;
   }
@@ -157,13 +168,14 @@ void ComputeCall::MessageComplete() {
 }
 
 void ComputeCall::Decode() {
-  // The bytes as received, and the permit for them, go at the end of this function.
-  const ReceivePermit permit = std::move(permit_);
+  ReceivePermit permit = std::move(permit_);
   grpc::ByteBuffer message;
   message.Swap(&request_);
   absl::StatusOr<std::unique_ptr<Request>> request = DecodeWhenRoom(message);
-  if (!request.ok()) return End(request.status(), Stage::kReceive);
+  // The bytes as received go before the call goes on, and with them the permit.
   message.Clear();
+  permit = ReceivePermit();
+  if (!request.ok()) return End(request.status(), Stage::kReceive);
   CountReceived((*request)->payload_bytes());
   (*request)->caller = CallerFromPeer(context_->peer());
   (*request)->deadline = std::min((*request)->deadline, deadline_);
@@ -264,10 +276,12 @@ void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage s
 void ComputeCall::Send(grpc::ByteBuffer message) {
   answer_.Swap(&message);
   parts_.metrics->CountFinished(absl::StatusCode::kOk, Stage::kDone);
+  PassBaton(this);
   StartWriteAndFinish(&answer_, grpc::WriteOptions(), ToGrpcStatus(absl::OkStatus(), *context_));
 }
 
 void ComputeCall::OnCancel() {
+  PassBaton(this);
   cancelled_ = true;
   if (parts_.receive_budget->Cancel(ticket_.load(std::memory_order_acquire))) {
     return End(WhyGone(), Stage::kReceive);
@@ -297,6 +311,7 @@ void ComputeCall::End(const absl::Status& status, Stage stage) {
               {"message", status.message()}});
   }
   permit_ = ReceivePermit();
+  PassBaton(this);
   Finish(ToGrpcStatus(status, *context_));
 }
 
@@ -311,6 +326,7 @@ absl::Status ComputeCall::WhyGone() const {
 }
 
 void ComputeCall::OnDone() {
+  PassBaton(this);
   request_.Clear();
   beyond_.Clear();
   answer_.Clear();

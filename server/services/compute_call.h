@@ -72,6 +72,7 @@ class ComputeCall final : public grpc::ServerGenericBidiReactor,
 
   void Admit();
   void ArmAlarm(TimePoint grpc_deadline, TimePoint now);
+  void Rang(bool rang);
   void Granted(ReceivePermit permit);
   void ReceiveDeadlinePassed();
   void MessageComplete();
@@ -89,7 +90,8 @@ class ComputeCall final : public grpc::ServerGenericBidiReactor,
 
   const ComputeParts& parts_;
   grpc::GenericCallbackServerContext* const context_;
-  std::shared_ptr<ComputeCall> self_;  // until OnDone
+  std::shared_ptr<ComputeCall> self_;        // until OnDone
+  std::shared_ptr<ComputeCall> alarm_self_;  // until Rang
   bool inside_gate_ = false;
   // Also the size of the permit.
   int64_t declared_bytes_ = 0;

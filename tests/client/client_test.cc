@@ -135,6 +135,7 @@ TEST(Client, SmallAndBulkCallsHaveTheirOwnConnections) {
     ASSERT_TRUE(client->Attention(Problem(1).request()).ok());
     ASSERT_TRUE(client->Attention(Problem(1000).request()).ok());
   }
+  MutexLock lock(mutex);
   EXPECT_EQ(small.size(), 1u);
   EXPECT_EQ(bulk.size(), 1u);
   EXPECT_NE(*small.begin(), *bulk.begin());

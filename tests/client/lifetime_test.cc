@@ -276,6 +276,32 @@ TEST(Async, ACallbackMayCallAgain) {
   EXPECT_TRUE(ended.get_future().get().ok());
 }
 
+// The client goes while gRPC's threads are just leaving its calls. A channel whose last owner is
+// such a thread takes the process down now and then.
+TEST(Client, MayGoRightAfterACall) {
+  FakeServer server;
+  OwnedRequest owned(1 << 10);
+  for (int i = 0; i < 300; ++i) {
+    const auto client = Connect(server.address());
+    if (i % 3 == 0) {
+      EXPECT_TRUE(client->Attention(owned.request).ok());
+    } else if (i % 3 == 1) {
+      client->AttentionAsync(owned.request, [](absl::StatusOr<AttentionResult>) {})->Cancel();
+    } else {
+      EXPECT_TRUE(client->CheckHealth(absl::Seconds(60)).ok());
+    }
+  }
+}
+
+TEST(Client, ACallMayOutliveIt) {
+  FakeServer server;
+  OwnedRequest owned(1 << 10);
+  auto client = Connect(server.address());
+  const auto call = client->AttentionAsync(owned.request, [](absl::StatusOr<AttentionResult>) {});
+  client.reset();
+  call->Cancel();
+}
+
 TEST(Async, ACallThatIsDroppedStillEnds) {
   FakeServer server;
   const auto client = Connect(server.address());

@@ -209,6 +209,7 @@ TEST(Load, CountsFailuresByCode) {
   EXPECT_GT(result->failed(), 0);
   EXPECT_EQ(result->failed_by_code.at(absl::StatusCode::kInvalidArgument), result->failed());
   EXPECT_EQ(result->sent, result->answered + result->failed());
+  EXPECT_EQ(result->first_error, absl::InvalidArgumentError("no"));
 }
 
 TEST(Load, StopsWhenTold) {

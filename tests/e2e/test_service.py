@@ -202,6 +202,20 @@ def test_s39_drain_under_load(pb, tmp_path):
     assert set(refused) <= {grpc.StatusCode.UNAVAILABLE}, refused
 
 
+def test_unix_socket(tmp_path):
+    address = f"unix:{tmp_path}/socket"
+    attnd = Attnd(tmp_path, f"--listen={address}", "--drain_delay_ms=0")
+    try:
+        assert tool_json("attnctl", "health", "--server", address)["serving"]
+        result = tool_json(
+            "attnload", "--server", address, "--duration=300ms", "--warmup=1ms", "--q_len=700", "--kv_len=700", "--verify=1"
+        )  # fmt: skip
+        assert result["answered"] > 0 and result["failed"] == 0 and result["wrong"] == 0
+    finally:
+        exit_code = attnd.stop()
+    assert exit_code == 0, attnd.log()
+
+
 def test_s43_a_taken_port_is_refused(server):
     """Case S43."""
     done = subprocess.run(

@@ -136,7 +136,7 @@ class DefaultDeadlineTest : public DeadlinesTest {
  protected:
   static server::ServerOptions Options() {
     server::ServerOptions options = TestOptions();
-    options.default_deadline_ms = 100;
+    options.default_deadline_ms = 1000;
     options.receive_bytes = options.max_unary_bytes;  // one undeclared call at a time
     return options;
   }
@@ -146,6 +146,7 @@ class DefaultDeadlineTest : public DeadlinesTest {
 TEST_F(DefaultDeadlineTest, HoldsInTheQueueForThoseThatBringNone) {
   device_->Hold();
   const auto running = server_.Begin(Named("running"), {.timeout = kPatience});
+  device_->WaitUntilHeld();
   const auto queued = server_.Begin(Named("queued"));
   EXPECT_EQ(queued->Wait().code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   device_->Release();

@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/reference/reference.h"
 #include "server/executor/cpu_device.h"
+#include "server/grpc_order.h"
 #include "server/log.h"
 #include "server/wire/wire.h"
 #include "tests/cases/values.h"
@@ -98,8 +99,12 @@ PendingCall::PendingCall(const std::shared_ptr<grpc::Channel>& channel, const st
   }
   const grpc::Slice slice(bytes);
   request_ = grpc::ByteBuffer(&slice, 1);
+  server::PassBaton(this);
   stub_.UnaryCall(&context_, "/attnd.v1.AttentionService/" + method, {}, &request_, &response_,
-                  [this](grpc::Status status) { promise_.set_value(std::move(status)); });
+                  [this](grpc::Status status) {
+                    server::PassBaton(this);
+                    promise_.set_value(std::move(status));
+                  });
 }
 
 PendingCall::~PendingCall() {
