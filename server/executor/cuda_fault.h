@@ -13,7 +13,8 @@ namespace attnd::server {
 // `cuda` with faults, as the environment's ATTND_FAULT words them:
 //   ""                      none: `cuda` itself
 //   cuda_sticky_after:N     after N copies, every call fails as after a sticky error
-//   cuda_oom_every:N        every Nth request for device memory finds none
+//   cuda_oom_every:N        every Nth request for device memory finds none; a device makes 6 at its
+//                           start, and does not start without them
 // INVALID_ARGUMENT for anything else.
 absl::StatusOr<std::shared_ptr<Cuda>> WithFault(std::shared_ptr<Cuda> cuda,
                                                 absl::string_view fault);

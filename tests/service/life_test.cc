@@ -200,6 +200,30 @@ TEST(LifeTest, ADeviceThatComputesWronglyIsNotServed) {
   EXPECT_THAT(std::string(server.status().message()), HasSubstr("computes wrongly"));
 }
 
+TEST(LifeTest, SeveralDevicesServeTogether) {
+  server::Server::Devices devices;
+  std::vector<GatedDevice*> gates;
+  for (int i = 0; i < 2; ++i) {
+    auto device = std::make_unique<GatedDevice>("cpu_portable");
+    gates.push_back(device.get());
+    devices.push_back(std::move(device));
+  }
+  const auto server = server::Server::Start(TestOptions(), std::move(devices));
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ((*server)->devices().size(), 2u);
+  const auto channel = Connect("127.0.0.1:" + std::to_string((*server)->port()));
+  const v1::ComputeRequest request = MakeRequest({});
+  // The first holds one, so the second gets the next.
+  gates[0]->Hold();
+  PendingCall held(channel, request.SerializeAsString());
+  gates[0]->WaitUntilHeld();
+  PendingCall passes(channel, request.SerializeAsString());
+  EXPECT_TRUE(IsRight(passes.Wait(), request));
+  EXPECT_FALSE(held.IsDone());
+  gates[0]->Release();
+  EXPECT_TRUE(IsRight(held.Wait(), request));
+}
+
 TEST(LifeTest, S43ATakenPortIsRefused) {
   TestServer first;
   server::ServerOptions options = TestOptions();
