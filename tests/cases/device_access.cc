@@ -25,16 +25,32 @@ constexpr uintptr_t kPageBytes = 4096;
 // Addresses [first, second), whole pages.
 using Range = std::pair<uintptr_t, uintptr_t>;
 
+void AddBytes(uintptr_t begin, uintptr_t end, std::vector<Range>& ranges) {
+  ranges.push_back(
+      {begin / kPageBytes * kPageBytes, (end + kPageBytes - 1) / kPageBytes * kPageBytes});
+}
+
+// A tensor that spans more than this is registered row by row: it is sparse on purpose, and
+// registering would fill it.
+constexpr int64_t kSparseBytes = int64_t{256} << 20;
+
 // The pages of one tensor; strides are not negative. None for an empty one.
 void AddTensor(const void* data, int64_t batch, int64_t heads, int64_t len, int64_t row_bytes,
                const Strides& strides, int64_t element_bytes, std::vector<Range>& ranges) {
   if (data == nullptr || batch == 0 || heads == 0 || len == 0) return;
   const auto begin = reinterpret_cast<uintptr_t>(data);
-  const int64_t last_row =
-      (batch - 1) * strides.batch + (heads - 1) * strides.head + (len - 1) * strides.row;
-  const uintptr_t end = begin + last_row * element_bytes + row_bytes;
-  ranges.push_back(
-      {begin / kPageBytes * kPageBytes, (end + kPageBytes - 1) / kPageBytes * kPageBytes});
+  const auto row_at = [&](int64_t b, int64_t h, int64_t row) {
+    return begin + (b * strides.batch + h * strides.head + row * strides.row) * element_bytes;
+  };
+  const uintptr_t end = row_at(batch - 1, heads - 1, len - 1) + row_bytes;
+  if (static_cast<int64_t>(end - begin) <= kSparseBytes) return AddBytes(begin, end, ranges);
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t row = 0; row < len; ++row) {
+        AddBytes(row_at(b, h, row), row_at(b, h, row) + row_bytes, ranges);
+      }
+    }
+  }
 }
 
 void AddTask(const AttentionTask& task, std::vector<Range>& ranges) {

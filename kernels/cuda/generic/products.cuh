@@ -26,36 +26,46 @@ __device__ __forceinline__ LaneAddress<Layout> OperandB2(uint32_t tile) {
   return {tile, (lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1};
 }
 
-// fp32 as two tf32 parts: x = hi + lo + an error below 2^-22 |x|. The products hi.hi, hi.lo and
-// lo.hi then carry fp32's accuracy through the matrix unit at twice the rate of FFMA; lo.lo is
-// below what fp32 keeps.
+// fp32 as tf32 parts: x = hi + lo + rest, |lo| <= 2^-11 |x|, |rest| <= 2^-22 |x|. The products
+// hi.hi, hi.lo and lo.hi carry fp32's accuracy through the matrix unit at twice the rate of FFMA;
+// lo.lo is below what fp32 keeps.
+//
+// An infinity lives in hi alone, and takes no part in the products with a lo: those would bring it
+// in with any sign. A NaN may be anywhere.
 struct Split {
   uint32_t hi[4];
+  uint32_t finite_hi[4];  // hi, but 0 for an infinity
   uint32_t lo[4];
 };
-__device__ __forceinline__ void SplitTf32(uint32_t bits, uint32_t& hi, uint32_t& lo) {
+__device__ __forceinline__ void SplitTf32(uint32_t bits, uint32_t& hi, uint32_t& finite_hi,
+                                          uint32_t& lo) {
   const float x = __uint_as_float(bits);
   hi = ptx::RoundToTf32(x);
-  const float rest = x - __uint_as_float(hi);
-  // An infinity or NaN lives in hi alone: inf - inf would make the lo part a NaN.
-  lo = rest == rest ? __float_as_uint(rest) : 0u;
+  const bool infinite = fabsf(x) == INFINITY;
+  finite_hi = infinite ? 0u : hi;
+  lo = infinite ? 0u : __float_as_uint(x - __uint_as_float(hi));
+}
+// What the matrix unit does not read of a lo part: its low 13 bits.
+__device__ __forceinline__ uint32_t RestOf(uint32_t lo) {
+  const float x = __uint_as_float(lo);
+  return __float_as_uint(x - __uint_as_float(lo & 0xffffe000u));
 }
 __device__ __forceinline__ Split SplitAll(const uint32_t (&x)[4]) {
   Split s;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) SplitTf32(x[i], s.hi[i], s.lo[i]);
+  for (int i = 0; i < 4; ++i) SplitTf32(x[i], s.hi[i], s.finite_hi[i], s.lo[i]);
   return s;
 }
 
-// The three products of the parts, the small ones first, so that fewer roundings happen at the
-// sum's full size. A caller runs all its independent sums through one before the next: each waits
-// for the one before it.
+// The products of the parts, the small ones first, so that fewer roundings happen at the sum's full
+// size. A caller runs all its independent sums through one before the next: each waits for the one
+// before it.
 inline constexpr int kSplitProducts = 3;
-__device__ __forceinline__ void MmaSplit(int product, float (&c)[4], const Split& a, uint32_t hi0,
-                                         uint32_t hi1, uint32_t lo0, uint32_t lo1) {
-  if (product == 0) ptx::Mma1688Tf32(c, a.lo, hi0, hi1);
-  if (product == 1) ptx::Mma1688Tf32(c, a.hi, lo0, lo1);
-  if (product == 2) ptx::Mma1688Tf32(c, a.hi, hi0, hi1);
+__device__ __forceinline__ void MmaSplit(int product, float (&c)[4], const Split& a, const Split& b,
+                                         int half) {
+  if (product == 0) ptx::Mma1688Tf32(c, a.lo, b.finite_hi[half], b.finite_hi[half + 1]);
+  if (product == 1) ptx::Mma1688Tf32(c, a.finite_hi, b.lo[half], b.lo[half + 1]);
+  if (product == 2) ptx::Mma1688Tf32(c, a.hi, b.hi[half], b.hi[half + 1]);
 }
 
 template <class Element, int kHeadDim>
@@ -179,10 +189,7 @@ struct Products<float, kHeadDim> {
           for (int n = 0; n < kKeyTiles; ++n)
 #pragma unroll
             for (int r = 0; r < kRowTiles; ++r) {
-              const Split& both = b[n / 2];
-              const int half = 2 * (n & 1);
-              MmaSplit(product, sums[r][n], a[r], both.hi[half], both.hi[half + 1], both.lo[half],
-                       both.lo[half + 1]);
+              MmaSplit(product, sums[r][n], a[r], b[n / 2], 2 * (n & 1));
             }
       }
 #pragma unroll
@@ -217,22 +224,31 @@ struct Products<float, kHeadDim> {
       float sums[kRowTiles][kDimsAtOnce][4] = {};
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
-        uint32_t hi[kDimsAtOnce][2];
-        uint32_t lo[kDimsAtOnce][2];
+        // Two keys of V a lane, in b[i]'s places 0 and 1; what lo leaves of them, in rest.
+        Split b[kDimsAtOnce];
+        uint32_t rest[kDimsAtOnce][2];
 #pragma unroll
-        for (int i = 0; i < kDimsAtOnce; ++i) {
-          const unsigned char* v = column + (8 * n) * C::kVRowBytes + 32 * (d + i);
-          SplitTf32(*reinterpret_cast<const uint32_t*>(v), hi[i][0], lo[i][0]);
-          SplitTf32(*reinterpret_cast<const uint32_t*>(v + C::kVRowBytes), hi[i][1], lo[i][1]);
-        }
+        for (int i = 0; i < kDimsAtOnce; ++i)
+#pragma unroll
+          for (int key = 0; key < 2; ++key) {
+            const unsigned char* v = column + (8 * n + key) * C::kVRowBytes + 32 * (d + i);
+            SplitTf32(*reinterpret_cast<const uint32_t*>(v), b[i].hi[key], b[i].finite_hi[key],
+                      b[i].lo[key]);
+            rest[i][key] = RestOf(b[i].lo[key]);
+          }
+          // One product more than for scores: with it the only key of a row is V to the bit.
+#pragma unroll
+        for (int i = 0; i < kDimsAtOnce; ++i)
+#pragma unroll
+          for (int r = 0; r < kRowTiles; ++r) {
+            ptx::Mma1688Tf32(sums[r][i], a[r][n].finite_hi, rest[i][0], rest[i][1]);
+          }
 #pragma unroll
         for (int product = 0; product < kSplitProducts; ++product)
 #pragma unroll
           for (int i = 0; i < kDimsAtOnce; ++i)
 #pragma unroll
-            for (int r = 0; r < kRowTiles; ++r) {
-              MmaSplit(product, sums[r][i], a[r][n], hi[i][0], hi[i][1], lo[i][0], lo[i][1]);
-            }
+            for (int r = 0; r < kRowTiles; ++r) MmaSplit(product, sums[r][i], a[r][n], b[i], 0);
       }
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r)

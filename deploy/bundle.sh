@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Packs a build into one folder that runs on another machine: stripped programs, tests and benches, and every shared
+# library that they need but the C library's own. Needs nothing there but a Linux of the same age or newer.
+#
+#   deploy/bundle.sh [BUILD_DIR] [OUT_DIR]     default: build/release build/bundle
+#
+# In the folder: bin/, tests/, lib/, data/, gpu/ and run.sh, which sets the library path:  ./run.sh bin/attnd --help
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+build=$(cd "${1:-$root/build/release}" && pwd)
+out=${2:-$root/build/bundle}
+max_bytes=$((60 * 1000 * 1000))
+
+# Ours to bring, or the target's own: the C library must be the one of the kernel that runs there, and the C++ runtime
+# that a host program such as Python already loaded must not meet an older one.
+is_system() { case "$(basename "$1")" in ld-linux*|libc.so*|libm.so*|libdl.so*|libpthread.so*|librt.so*) true ;; *) false ;; esac; }
+is_runtime() { case "$(basename "$1")" in libstdc++.so*|libgcc_s.so*) true ;; *) false ;; esac; }
+
+rm -rf "$out"
+mkdir -p "$out"/{bin,tests,lib,runtime,data,gpu}
+take() {  # take DIR FILE...: copies what exists, stripped
+  local dir=$1 file
+  shift
+  for file in "$@"; do
+    [ -f "$file" ] && [ -x "$file" ] || continue
+    install -m 755 -s "$file" "$out/$dir/"
+  done
+}
+take bin "$build"/bin/*
+take tests "$build"/tests/*_test
+take lib "$build"/lib/*.so
+install -m 644 "$root"/tests/data/*.safetensors "$root"/tests/data/manifest.json "$out/data/"
+install -m 755 "$root"/tests/gpu/*.sh "$root"/tests/gpu/*.py "$out/gpu/"
+
+for file in "$out"/bin/* "$out"/tests/* "$out"/lib/*.so; do ldd "$file"; done |
+  awk '$2 == "=>" && $3 ~ "^/" { print $3 }' | sort -u |
+  while read -r library; do
+    if is_system "$library"; then continue; fi
+    if is_runtime "$library"; then cp -L "$library" "$out/runtime/"; else cp -L "$library" "$out/lib/"; fi
+  done
+
+cat >"$out/run.sh" <<'RUN'
+#!/usr/bin/env bash
+# Runs a program of this folder with this folder's libraries; the C++ runtime only where the machine's own is older.
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+"$here/bin/attnctl" --version >/dev/null 2>&1 || export LD_LIBRARY_PATH=$here/runtime:$LD_LIBRARY_PATH
+cd "$here" && exec "$@"
+RUN
+chmod +x "$out/run.sh"
+
+bytes=$(du -sb "$out" | cut -f1)
+echo "bundle: $out, $((bytes / 1000000)) MB, $(ls "$out/lib" | wc -l) libraries"
+if [ "$bytes" -gt "$max_bytes" ]; then
+  echo "bundle: larger than $((max_bytes / 1000000)) MB" >&2
+  exit 1
+fi
