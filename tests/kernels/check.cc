@@ -31,15 +31,22 @@ double NormalBound(DType dtype) {
   return 0;
 }
 
-// On other inputs: fp32 by the size of the scores; halves against what rounding P and O alone
-// costs, but never tighter than fp32.
+// The bounds of NormalBound are for norms over many numbers. Over fewer than this, luck shows: of
+// 268 outputs at head_dim 1 one seed in seven takes the emulation itself, which rounds P and O
+// alone, to 0.97 of the bound.
+constexpr size_t kFewOutputs = 512;
+
+// On other inputs, and for halves on few outputs: fp32 by the size of the scores; halves against
+// what rounding P and O alone costs, but never tighter than fp32.
 double OutputBound(const Case& c, const AttentionProblem& problem, const AttentionArgs& args,
                    const std::vector<double>& o) {
-  if (c.distribution == Distribution::kNormal && c.scale == 0) return NormalBound(c.dtype);
+  const bool is_normal = c.distribution == Distribution::kNormal && c.scale == 0;
+  const double normal_bound = is_normal ? NormalBound(c.dtype) : 0;
+  if (is_normal && (c.dtype == DType::kF32 || o.size() >= kFewOutputs)) return normal_bound;
   const NaiveResult emulated = NaiveAttention(problem, args, Rounding::kWeightsAndOutput);
   const double f32_bound = 2e-6 * std::max(1.0, emulated.max_abs_score / 4);
   if (c.dtype == DType::kF32) return f32_bound;
-  return std::max(f32_bound, 1.5 * kernels::RelativeError(emulated.o, o));
+  return std::max({normal_bound, f32_bound, 1.5 * kernels::RelativeError(emulated.o, o)});
 }
 
 bool SameKind(double a, double b) {
