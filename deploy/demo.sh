@@ -2,11 +2,12 @@
 # Starts attnd on a free loopback port, sends it the captured Q/K/V of tests/data through attnctl, checks every answer
 # against fp64, prints one table, and stops the server. Exits 0 only if all of it held.
 #
-#   deploy/demo.sh [BIN_DIR]    default: build/release/bin
+#   deploy/demo.sh [BIN_DIR [DATA_DIR]]    default: build/release/bin tests/data
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bin=${1:-$root/build/release/bin}
+tensors=${2:-$root/tests/data}
 for program in attnd attnctl; do
   [ -x "$bin/$program" ] || { echo "demo: $bin/$program is not there; build it first (make build)" >&2; exit 1; }
 done
@@ -37,13 +38,13 @@ echo
 
 # What to run, a line each: file, causal, scale.
 held=true
-/usr/bin/python3 - "$root/tests/data/manifest.json" >"$work/inputs" <<'PY'
+/usr/bin/python3 - "$tensors/manifest.json" >"$work/inputs" <<'PY'
 import json, sys
 for entry in json.load(open(sys.argv[1])):
     print(entry["file"], entry["causal"].replace("_", "-"), entry["scale"])
 PY
 while read -r file causal scale; do
-  data=$root/tests/data/$file
+  data=$tensors/$file
   status=0
   "$bin/attnctl" run --server "$address" --q "$data:q" --k "$data:k" --v "$data:v" --causal "$causal" --scale "$scale" \
     --verify --json </dev/null >"$work/answer" 2>"$work/error" || status=$?
