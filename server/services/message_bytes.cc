@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/grpc_order.h"
 
 namespace attnd::server {
 namespace {
@@ -12,8 +13,12 @@ grpc::Slice ToSlice(Buffer buffer) {
   auto owner = std::make_unique<Buffer>(std::move(buffer));
   unsigned char* const data = owner->data();
   const size_t size = static_cast<size_t>(owner->size_bytes());
-  return grpc::Slice(
-      data, size, [](void* held) { delete static_cast<Buffer*>(held); }, owner.release());
+  PassBaton(owner.get());
+  const auto give_back = [](void* held) {
+    PassBaton(held);
+    delete static_cast<Buffer*>(held);
+  };
+  return grpc::Slice(data, size, give_back, owner.release());
 }
 
 }  // namespace
