@@ -10,5 +10,7 @@ extern "C" const char* __tsan_default_suppressions() {
          "race:grpc::internal::CallOpRecv\n"
          "race:grpc::internal::CallbackUnaryCallImpl<\n"
          "race:grpc::internal::CallbackUnaryHandler<*>::Deserialize\n"
+         "race:::ServerCallbackUnaryImpl::ServerCallbackUnaryImpl\n"
+         "race:::ServerCallbackReaderWriterImpl::ServerCallbackReaderWriterImpl\n"
          "race:grpc::ServerBidiReactor<*>::InternalBindStream\n";
 }
