@@ -11,6 +11,7 @@ extern "C" const char* __tsan_default_suppressions() {
          "race:grpc::internal::CallbackUnaryCallImpl<\n"
          "race:grpc::internal::CallbackUnaryHandler<*>::Deserialize\n"
          "race:::ServerCallbackUnaryImpl::ServerCallbackUnaryImpl\n"
+         "race:::ServerCallbackUnaryImpl::Finish\n"
          "race:::ServerCallbackReaderWriterImpl::ServerCallbackReaderWriterImpl\n"
          "race:grpc::ServerBidiReactor<*>::InternalBindStream\n";
 }
