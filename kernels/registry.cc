@@ -1,6 +1,7 @@
 #include "kernels/registry.h"
 
 #include <cstdlib>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -29,6 +30,16 @@ constexpr BackendEntry kEntries[] = {
     {"reference", MemoryKind::kHost, &Always, &CreateReference},
 };
 
+absl::StatusOr<ChosenBackend> Create(const BackendEntry& entry, std::string reason,
+                                     const BackendOptions& options) {
+  std::unique_ptr<Backend> backend = entry.create(options);
+  if (backend == nullptr) {
+    return absl::InternalError(
+        absl::StrCat("backend ", entry.name, ", ", reason, ": the device failed to set it up"));
+  }
+  return ChosenBackend{std::move(backend), std::move(reason)};
+}
+
 absl::StatusOr<ChosenBackend> Force(absl::string_view name, absl::string_view by,
                                     const BackendOptions& options) {
   for (const BackendEntry& entry : kEntries) {
@@ -37,7 +48,7 @@ absl::StatusOr<ChosenBackend> Force(absl::string_view name, absl::string_view by
       return absl::Status(status.code(), absl::StrCat("backend ", name, ", forced by ", by, ": ",
                                                       status.message()));
     }
-    return ChosenBackend{entry.create(options), absl::StrCat("forced by ", by)};
+    return Create(entry, absl::StrCat("forced by ", by), options);
   }
   const auto append_name = [](std::string* out, const BackendEntry& entry) {
     absl::StrAppend(out, entry.name);
@@ -58,7 +69,7 @@ absl::StatusOr<ChosenBackend> ChooseBackend(absl::string_view name, const Backen
   if (variable != nullptr && *variable != '\0') return Force(variable, "ATTND_BACKEND", options);
   for (const BackendEntry& entry : kEntries) {
     if (entry.memory == MemoryKind::kHost && entry.name != kReference && entry.available().ok()) {
-      return ChosenBackend{entry.create(options), "first available"};
+      return Create(entry, "first available", options);
     }
   }
   return absl::FailedPreconditionError("no backend of this build runs on this machine");

@@ -28,6 +28,7 @@ struct BackendEntry {
   MemoryKind memory;
   // OK where this machine can run it; otherwise FAILED_PRECONDITION saying what is missing.
   absl::Status (*available)();
+  // Null if the device fails; ChooseBackend makes an INTERNAL error of it.
   std::unique_ptr<Backend> (*create)(const BackendOptions& options);
 };
 

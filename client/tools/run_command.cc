@@ -188,7 +188,7 @@ std::vector<Flag> RunFlags() {
           {"scale", "S", "default 1/sqrt(head_dim)"},
           {"softcap", "C", "default 0, off"},
           {"alibi", "FILE", "one slope per query head"},
-          {"priority", "N", "0 (default, highest) to 9"},
+          {"priority", "N", "1 (highest) to 9; 0, the default, counts as 5"},
           {"timeout_ms", "MS", "default none"},
           {"request_id", "ID", "for the server's log"},
           {"out", "FILE", "where O goes, as .npy (bfloat16 as float32)"},
