@@ -27,8 +27,8 @@ __device__ __forceinline__ LaneAddress<Layout> OperandB2(uint32_t tile) {
 }
 
 // fp32 as tf32 parts: x = hi + lo + rest, |lo| <= 2^-11 |x|, |rest| <= 2^-22 |x|. The products
-// hi.hi, hi.lo and lo.hi carry fp32's accuracy through the matrix unit at twice the rate of FFMA;
-// lo.lo is below what fp32 keeps.
+// hi.hi, hi.lo and lo.hi carry fp32's accuracy through the matrix unit; lo.lo is below what fp32
+// keeps.
 //
 // An infinity lives in hi alone, and takes no part in the products with a lo: those would bring it
 // in with any sign. A NaN may be anywhere.
