@@ -51,7 +51,8 @@ class Backend {
   // The problem is supported.
   virtual KernelPlan Plan(const AttentionProblem& problem) const = 0;
 
-  // Scratch memory that Run needs for these tasks together.
+  // Scratch memory that Run needs for these tasks together: by their problems and plans alone, and
+  // never more for some of them, or for some of a problem's batch entries and KV heads.
   virtual int64_t WorkspaceBytes(absl::Span<const AttentionTask> tasks) const = 0;
 
   // Computes every task: different problems in one call. `workspace` holds WorkspaceBytes(tasks),

@@ -25,7 +25,7 @@ unsigned char* SlabAllocator::New(int64_t block_bytes) {
   MutexLock lock(mutex_);
   unsigned char* block = Cut(bytes);
   if (block == nullptr && AddSlab(bytes)) block = Cut(bytes);
-  if (block == nullptr && FreeEmptySlabs() && AddSlab(bytes)) block = Cut(bytes);
+  if (block == nullptr && FreeEmptySlabsLocked() && AddSlab(bytes)) block = Cut(bytes);
   if (block != nullptr) used_bytes_ += bytes;
   return block;
 }
@@ -59,6 +59,11 @@ bool SlabAllocator::AddSlab(int64_t block_bytes) {
 }
 
 bool SlabAllocator::FreeEmptySlabs() {
+  MutexLock lock(mutex_);
+  return FreeEmptySlabsLocked();
+}
+
+bool SlabAllocator::FreeEmptySlabsLocked() {
   const size_t before = slabs_.size();
   for (auto slab = slabs_.begin(); slab != slabs_.end();) {
     const auto [begin, size_bytes] = *slab;

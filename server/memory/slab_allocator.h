@@ -24,9 +24,9 @@ struct SlabOptions {
 };
 
 // Slabs are made as they are needed and kept. One that holds nothing goes back to its source only
-// where a block fits nowhere else. Best fit; freed neighbours are joined, so that a slab whose
-// blocks are all back is whole again: once everything is back, whatever the budget holds can be
-// had.
+// where a block fits nowhere else, or others need it. Best fit; freed neighbours are joined, so
+// that a slab whose blocks are all back is whole again: once everything is back, whatever the
+// budget holds can be had.
 //
 // The memory itself is never touched. Thread-safe; the source is called with the lock held.
 class SlabAllocator final : public BlockAllocator {
@@ -37,6 +37,9 @@ class SlabAllocator final : public BlockAllocator {
 
   unsigned char* New(int64_t block_bytes) override;
   void Free(unsigned char* block, int64_t block_bytes) override;
+  // Gives slabs that hold nothing back to their source, for others to use. False if there were
+  // none.
+  bool FreeEmptySlabs();
 
   int64_t budget_bytes() const { return options_.budget_bytes; }
   // In blocks; in slabs.
@@ -49,7 +52,7 @@ class SlabAllocator final : public BlockAllocator {
   int64_t Rounded(int64_t block_bytes) const;
   unsigned char* Cut(int64_t block_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AddSlab(int64_t block_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool FreeEmptySlabs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FreeEmptySlabsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddRange(Address begin, int64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RemoveRange(Address begin, int64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,14 @@ class CudaDeviceTest : public ::testing::Test {
 
   RunningJob Running(const AttentionSpec& spec, uint64_t seed = 1) {
     return fakes::MakeRunning(fakes::MakeRequest(pool_, spec, seed), pool_);
+  }
+
+  // Of a device that has room.
+  int64_t ReservedBytes(const AttentionSpec& spec, const SliceSize& slice = {}) {
+    MakeDevice({.slice = slice});
+    RunningJob running = Running(spec);
+    EXPECT_TRUE(device_->Reserve(running).ok());
+    return device_->memory().used_bytes;
   }
 
   absl::Status Compute(RunningBatch& batch) {
@@ -224,19 +233,48 @@ TEST_F(CudaDeviceTest, ABatchThatIsGivenUpWaitsForWhatIsUnderWay) {
 }
 
 TEST_F(CudaDeviceTest, MemoryIsBoundedAndComesBack) {
-  const AttentionSpec spec = {.q_len = 64, .kv_len = 64};  // 64 KiB: 16 each
-  MakeDevice({.device_bytes = 100 << 10});
+  const AttentionSpec spec = {.q_len = 64, .kv_len = 64};
+  const int64_t device_bytes = ReservedBytes(spec) * 3 / 2;
+  MakeDevice({.device_bytes = device_bytes});
   RunningJob first = Running(spec);
   RunningJob second = Running(spec);
   ASSERT_TRUE(device_->Reserve(first).ok());
   EXPECT_EQ(device_->Reserve(second).code(), absl::StatusCode::kUnavailable);
   first = RunningJob();
   EXPECT_TRUE(device_->Reserve(second).ok());
-  RunningJob huge = Running({.q_len = 640, .kv_len = 64});
+  RunningJob huge = Running({.q_len = 6400, .kv_len = 64});
   const absl::Status never = device_->Reserve(huge);
   EXPECT_EQ(never.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(RetryPushbackMs(never).value_or(0), -1);
-  EXPECT_THAT(std::string(never.message()), HasSubstr("102400"));
+  EXPECT_THAT(std::string(never.message()), HasSubstr(std::to_string(device_bytes)));
+}
+
+// Requests that fill the device, so that there is no workspace for a launch of all of them.
+TEST_F(CudaDeviceTest, WithoutRoomForOneWorkspaceRequestsRunOneByOne) {
+  const AttentionSpec spec = {.kv_heads = 1, .q_len = 64, .kv_len = 64};
+  for (const SliceSize& slice : {SliceSize{}, SliceSize{1, 1}}) {
+    MakeDevice({.device_bytes = 2 * ReservedBytes(spec, slice), .slice = slice});
+    RunningBatch batch;
+    for (int i = 0; i < 2; ++i) batch.jobs.push_back(Running(spec, i));
+    ASSERT_TRUE(Compute(batch).ok());
+    for (const RunningJob& running : batch.jobs) ExpectExact(running);
+  }
+}
+
+TEST_F(CudaDeviceTest, WorkspacesOfSlicesComeBackWhenTheyHaveRun) {
+  MakeDevice({.slice = {1, 1}});
+  RunningBatch batch;
+  batch.jobs.push_back(Running({.q_heads = 64, .kv_heads = 64}));
+  ASSERT_TRUE(device_->Reserve(batch.jobs[0]).ok());
+  const int64_t reserved_bytes = device_->memory().used_bytes;
+  ASSERT_TRUE(device_->Begin(Stage::kUpload, batch).ok());
+  while (!*device_->Done(batch)) continue;
+  for (const Stage stage : {Stage::kRun, Stage::kDownload}) {
+    ASSERT_TRUE(device_->Begin(stage, batch).ok());
+    while (!*device_->Done(batch)) continue;
+  }
+  EXPECT_EQ(device_->memory().used_bytes, reserved_bytes);
+  ExpectExact(batch.jobs[0]);
 }
 
 TEST_F(CudaDeviceTest, GivesEverythingBack) {
@@ -310,6 +348,19 @@ TEST_F(CudaFaultTest, OutOfMemoryIsBackPressure) {
     Submit({.q_heads = 8, .kv_heads = 8, .q_len = 256 + 64 * i, .kv_len = 8});
   for (const auto& probe : probes_) EXPECT_TRUE(probe->status().ok()) << probe->status();
   EXPECT_TRUE(lost_.empty());
+}
+
+// Batches under way that fill the device to the last byte must not wait for each other.
+TEST_F(CudaFaultTest, BatchesThatFillTheDeviceRun) {
+  const AttentionSpec spec = {.q_len = 64, .kv_len = 64};
+  const int64_t device_bytes = 2 * kCudaBatches * ReservedBytes(spec);
+  MakeDevice({.device_bytes = device_bytes});
+  cuda_->Hold();  // until all are under way
+  for (int i = 0; i < 4 * kCudaBatches; ++i) Submit(spec);
+  StartExecutor();
+  while (device_->memory().used_bytes < device_bytes) std::this_thread::yield();
+  cuda_->Release();
+  for (const auto& probe : probes_) EXPECT_TRUE(probe->status().ok()) << probe->status();
 }
 
 TEST(WithFault, RefusesWhatItDoesNotKnow) {

@@ -72,6 +72,16 @@ TEST_F(SlabAllocatorTest, EmptySlabsMakeRoomForWhatFitsNowhere) {
   slabs_.Free(all, 16384);
 }
 
+TEST_F(SlabAllocatorTest, EmptySlabsGoBackToTheSourceForOthers) {
+  unsigned char* const kept = slabs_.New(64);
+  slabs_.Free(slabs_.New(4096), 4096);
+  EXPECT_EQ(slabs_.held_bytes(), 8192);
+  EXPECT_TRUE(slabs_.FreeEmptySlabs());
+  EXPECT_EQ(slabs_.held_bytes(), 4096) << "the one in use stays";
+  EXPECT_FALSE(slabs_.FreeEmptySlabs());
+  slabs_.Free(kept, 64);
+}
+
 TEST_F(SlabAllocatorTest, ASourceThatRefusesIsAskedAgainLater) {
   source_->refuse = true;
   EXPECT_EQ(slabs_.New(64), nullptr);
