@@ -175,6 +175,7 @@ struct Caller {
       return;
     }
     ++counted->answered;
+    ++counted->answered_by_device[result->device];
     counted->retries += result->tries - 1;
     counted->payload_bytes += result->sent_bytes + result->received_bytes;
     counted->latency.Add(std::chrono::duration_cast<std::chrono::microseconds>(took).count());
@@ -187,6 +188,9 @@ void Merge(const LoadResult& from, LoadResult* to) {
   to->retries += from.retries;
   to->payload_bytes += from.payload_bytes;
   to->first_error.Update(from.first_error);
+  for (const auto& [device, count] : from.answered_by_device) {
+    to->answered_by_device[device] += count;
+  }
   for (const auto& [code, count] : from.failed_by_code) to->failed_by_code[code] += count;
   to->latency.Merge(from.latency);
 }

@@ -37,6 +37,7 @@ struct LoadOptions {
 struct LoadResult {
   int64_t sent = 0;
   int64_t answered = 0;
+  std::map<std::string, int64_t> answered_by_device;
   std::map<absl::StatusCode, int64_t> failed_by_code;
   absl::Status first_error;  // one of the failed calls', for a person
   int64_t retries = 0;

@@ -36,6 +36,7 @@ std::string ToJson(const LoadOptions& options, const LoadResult& result) {
       {"duration_s", absl::ToDoubleSeconds(result.elapsed)},
       {"sent", result.sent},
       {"answered", result.answered},
+      {"answered_by_device", result.answered_by_device},
       {"failed", result.failed()},
       {"failed_by_code", codes},
       {"lost", result.lost()},
@@ -73,6 +74,11 @@ std::string ToTable(const LoadOptions& options, const LoadResult& result) {
       PerSecond(static_cast<double>(result.payload_bytes) * 1e-9, result),
       result.latency.PercentileUs(50), result.latency.PercentileUs(90),
       result.latency.PercentileUs(99), result.latency.max_us());
+  if (result.answered_by_device.size() > 1) {
+    for (const auto& [device, count] : result.answered_by_device) {
+      absl::StrAppendFormat(&table, "device     %d answered by %s\n", count, device);
+    }
+  }
   for (const auto& [code, count] : result.failed_by_code) {
     absl::StrAppendFormat(&table, "failed     %d with %s\n", count, absl::StatusCodeToString(code));
   }
