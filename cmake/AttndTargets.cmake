@@ -13,10 +13,10 @@ if(ATTND_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
-# attnd_library(NAME SOURCES ... DEPS ...): a static library. DEPS are public.
+# attnd_library(NAME SOURCES ... DEPS ...): a static library, or with BUILD_SHARED_LIBS a shared one. DEPS are public.
 function(attnd_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
-  add_library(${name} STATIC ${ARG_SOURCES})
+  add_library(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC attnd_options ${ARG_DEPS})
 endfunction()
 

@@ -2,16 +2,25 @@
 # Packs a build into one folder that runs on another machine: stripped programs, tests and benches, and every shared
 # library that they need but the C library's own. Needs nothing there but a Linux of the same age or newer.
 #
-#   deploy/bundle.sh [BUILD_DIR] [OUT_DIR]     default: build/release build/bundle
+#   deploy/bundle.sh [BUILD_DIR [OUT_DIR]]     default: build/shared, which it builds first; build/bundle
 #
 # In the folder: bin/, tests/, lib/, data/, gpu/ and run.sh, which sets the library path:  ./run.sh bin/attnd --help
+#
+# The preset "shared" makes attnd's libraries shared, so that the device code is there once: some ten programs have it
+# otherwise. Fails where the folder is larger than what is worth carrying about; it is there to look at all the same.
 set -euo pipefail
 
+limit_mb=60
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-build=$(cd "${1:-$root/build/release}" && pwd)
+programs=(attnd attnctl attnload kernel_bench executor_bench)
+# The tests that gpu/run.sh runs.
+tests=(conformance_test invariance_test public_failures_test registry_test cuda_device_gpu_test cuda_devices_gpu_test
+  planted_race)
+if [ $# = 0 ]; then
+  (cd "$root" && cmake --preset shared && cmake --build --preset shared --target "${programs[@]}" "${tests[@]}" attnd_kernels_c)
+fi
+build=$(cd "${1:-$root/build/shared}" && pwd)
 out=${2:-$root/build/bundle}
-# The tests that gpu/run.sh runs; each program carries the device code once.
-tests=(conformance_test invariance_test public_failures_test registry_test cuda_device_gpu_test)
 
 # Ours to bring, or the target's own: the C library must be the one of the kernel that runs there, and the C++ runtime
 # that a host program such as Python already loaded must not meet an older one.
@@ -28,16 +37,16 @@ take() {  # take DIR FILE...: copies what exists, stripped
     install -m 755 -s "$file" "$out/$dir/"
   done
 }
-take bin "$build"/bin/*
+take bin "${programs[@]/#/$build/bin/}"
 take tests "${tests[@]/#/$build/tests/}"
 take lib "$build"/lib/*.so
 install -m 644 "$root"/tests/data/*.safetensors "$root"/tests/data/manifest.json "$out/data/"
 install -m 755 "$root"/tests/gpu/*.sh "$root"/tests/gpu/*.py "$root/deploy/demo.sh" "$out/gpu/"
 
-for file in "$out"/bin/* "$out"/tests/* "$out"/lib/*.so; do ldd "$file"; done |
+for file in "$out"/bin/* "$out"/tests/* "$out"/lib/*.so; do [ ! -f "$file" ] || ldd "$file"; done |
   awk '$2 == "=>" && $3 ~ "^/" { print $3 }' | sort -u |
   while read -r library; do
-    if is_system "$library"; then continue; fi
+    if is_system "$library" || [ -e "$out/lib/$(basename "$library")" ]; then continue; fi
     if is_runtime "$library"; then cp -L "$library" "$out/runtime/"; else cp -L "$library" "$out/lib/"; fi
   done
 
@@ -51,4 +60,9 @@ cd "$here" && exec "$@"
 RUN
 chmod +x "$out/run.sh"
 
-echo "bundle: $out, $(($(du -sb "$out" | cut -f1) / 1000000)) MB, $(ls "$out/lib" | wc -l) libraries"
+mb=$(($(du -sb "$out" | cut -f1) / 1000000))
+echo "bundle: $out, $mb MB, $(ls "$out/lib" | wc -l) libraries"
+if [ "$mb" -ge "$limit_mb" ]; then
+  echo "bundle: $mb MB, must be below $limit_mb; build with --preset shared, which has the device code once" >&2
+  exit 1
+fi
