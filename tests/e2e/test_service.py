@@ -141,6 +141,7 @@ def test_attnload(server):
     )  # fmt: skip
     assert result["answered"] > 0 and result["failed"] == 0 and result["lost"] == 0
     assert result["sent"] == result["answered"] + result["failed"]
+    assert result["answered_by_device"] == {"cpu": result["answered"]}
     assert result["verified"] > 0 and result["wrong"] == 0
     assert 0 < result["p50_us"] <= result["p90_us"] <= result["p99_us"] <= result["max_us"]
 
