@@ -15,7 +15,6 @@
 #include "kernels/registry.h"
 #include "tests/bench/measure.h"
 #include "tests/bench/report.h"
-#include "tests/cases/run.h"
 #include "tests/cases/table.h"
 
 ABSL_FLAG(std::string, filter, "", "Times the cases whose name this regular expression finds.");
@@ -60,19 +59,15 @@ absl::StatusOr<std::vector<testing::Case>> ChooseCases(const std::string& filter
 absl::StatusOr<Backends> ChooseBackends(std::vector<std::string> names, int threads) {
   if (names.empty()) {
     for (const kernels::BackendEntry& entry : kernels::BackendEntries()) {
-      const bool is_host = entry.memory == kernels::MemoryKind::kHost;
-      if (is_host && entry.available().ok() && absl::string_view(entry.name) != "reference")
+      if (entry.available().ok() && absl::string_view(entry.name) != "reference") {
         names.push_back(entry.name);
+      }
     }
   }
   Backends backends;
   for (const std::string& name : names) {
     auto chosen = kernels::ChooseBackend(name, {.threads = threads});
     if (!chosen.ok()) return chosen.status();
-    if (testing::MemoryOf(*chosen->backend) != kernels::MemoryKind::kHost) {
-      return absl::UnimplementedError(absl::StrCat(
-          "--backend: ", name, " computes in device memory; tests/gpu/ times those backends"));
-    }
     backends.push_back(std::move(chosen->backend));
   }
   return backends;

@@ -26,7 +26,7 @@ struct Row {
   std::string kernel;
   std::string mask;
   kernels::AttentionProblem shape;
-  double median_us = 0;    // of one Run, over the rounds
+  double median_us = 0;    // of one Run, over the rounds; on a GPU by events on the stream
   double tflops = 0;       // 1e12 floating-point operations a second, counted by CountedFlops
   double rel_error = 0;    // O against fp64, in norm, over sampled rows
   double peak_rss_mb = 0;  // of this process while the backend ran, 2^20 bytes, tensors included
