@@ -1,7 +1,10 @@
 #include "server/executor/dispatcher.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
 
 namespace attnd::server {
 namespace {
@@ -42,23 +45,29 @@ void RateEstimate::Done(TimePoint now, double work) {
 // What each lane has to do, and how fast it is.
 class Dispatcher::Load {
  public:
-  explicit Load(size_t lanes) : lanes_(lanes) {}
+  explicit Load(const std::vector<Lane>& lanes) : lanes_(lanes.size()) {
+    for (size_t i = 0; i < lanes.size(); ++i) {
+      const DeviceDescription& device = lanes[i].device->Describe();
+      lanes_[i].kind = absl::StrCat(device.name, " with ", device.backend);
+    }
+  }
 
   // The best of `able`, to which the work is then counted.
   size_t Choose(const std::vector<size_t>& able, double work, TimePoint now) {
     MutexLock lock(mutex_);
-    double fastest = 0;
-    for (const LaneLoad& lane : lanes_) fastest = std::max(fastest, lane.rate.per_second());
+    const double fastest = FastestOf(nullptr);
     const auto finish = [&](size_t i) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-      const double known = lanes_[i].rate.per_second();
+      const double known = FastestOf(&lanes_[i].kind);
       const double rate = known > 0 ? known : fastest > 0 ? fastest : 1;
-      return (lanes_[i].work + work) / rate;
+      // Of equals, such as idle ones, that which has been given less so far.
+      return std::make_pair((lanes_[i].work + work) / rate, lanes_[i].given);
     };
     const size_t best = *std::min_element(
         able.begin(), able.end(), [&](size_t a, size_t b) { return finish(a) < finish(b); });
     LaneLoad& lane = lanes_[best];
     if (lane.jobs++ == 0) lane.rate.Busy(now);
     lane.work += work;
+    lane.given += work;
     return best;
   }
 
@@ -70,8 +79,22 @@ class Dispatcher::Load {
   }
 
  private:
+  // Of this kind, or of all. A lane that is seldom full shows less than it can do, and would get
+  // less for it, for good: what one shows, all of its kind can.
+  double FastestOf(const std::string* kind) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    double fastest = 0;
+    for (const LaneLoad& lane : lanes_) {
+      if (kind == nullptr || lane.kind == *kind) {
+        fastest = std::max(fastest, lane.rate.per_second());
+      }
+    }
+    return fastest;
+  }
+
   struct LaneLoad {
-    double work = 0;
+    std::string kind;
+    double work = 0;   // that it has
+    double given = 0;  // since the start
     int64_t jobs = 0;
     RateEstimate rate;
   };
@@ -80,7 +103,7 @@ class Dispatcher::Load {
 };
 
 Dispatcher::Dispatcher(std::vector<Lane> lanes, Clock* clock)
-    : lanes_(std::move(lanes)), clock_(clock), load_(std::make_shared<Load>(lanes_.size())) {}
+    : lanes_(std::move(lanes)), clock_(clock), load_(std::make_shared<Load>(lanes_)) {}
 
 Dispatcher::~Dispatcher() = default;
 

@@ -40,8 +40,10 @@ struct Lane {
 
 // A request goes to the device that will finish it first: that with the least (work it has + this
 // request's) / its rate, of those that support all of its problems. Work is counted in flops, from
-// Submit to the job's end, however it ends; a device whose rate is not known yet is taken to be as
-// fast as the fastest that is. With one lane nothing is counted.
+// Submit to the job's end, however it ends. Devices of one name and backend are equally fast, as
+// the fastest of them; one whose rate is not known yet is taken to be as fast as the fastest that
+// is. Of equals it goes to the one that has been given less so far, so that a light load is shared
+// too. With one lane nothing is counted.
 //
 // Thread-safe.
 class Dispatcher {

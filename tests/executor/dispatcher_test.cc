@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,9 +20,14 @@ using std::chrono::milliseconds;
 // Two devices whose executors are the test: batches are taken and finished by hand.
 class DispatcherTest : public ::testing::Test {
  protected:
+  // Devices of one name are of a kind.
+  explicit DispatcherTest(const std::string& second = "another")
+      : devices_{PickyDevice("one"), PickyDevice(second)} {}
+
   // A device that may refuse problems.
   class PickyDevice final : public Device {
    public:
+    explicit PickyDevice(const std::string& name) { description_.name = name; }
     const DeviceDescription& Describe() const override { return description_; }
     absl::Status Supports(const kernels::AttentionProblem& problem) const override {
       if (problem.head_dim <= max_head_dim) return absl::OkStatus();
@@ -85,12 +91,28 @@ TEST_F(DispatcherTest, GoesToTheFasterDeviceThoughMoreWaitsThere) {
   EXPECT_EQ(queued().second, 1);
 }
 
+class AlikeDispatcherTest : public DispatcherTest {
+ protected:
+  AlikeDispatcherTest() : DispatcherTest("one") {}
+};
+
+TEST_F(AlikeDispatcherTest, OneThatHadLittleToDoIsNotTakenToBeSlow) {
+  Submit(400);
+  Submit(400);
+  FinishAllOf(0, milliseconds(100));
+  FinishAllOf(1, milliseconds(900));
+  for (int i = 0; i < 8; ++i) Submit(400);
+  EXPECT_EQ(queued(), std::make_pair(int64_t{4}, int64_t{4}));
+}
+
 TEST_F(DispatcherTest, WhatEndsCountsNoMoreHoweverItEnds) {
   fakes::Probe& large = Submit(400);
   dispatcher_.Cancel(large.job());
   EXPECT_EQ(large.status().code(), absl::StatusCode::kCancelled);
   Submit(10);
-  EXPECT_EQ(queued(), std::make_pair(int64_t{1}, int64_t{0}));
+  EXPECT_EQ(queued(), std::make_pair(int64_t{0}, int64_t{1})) << "of two idle ones the other";
+  Submit(10);
+  EXPECT_EQ(queued(), std::make_pair(int64_t{1}, int64_t{1}));
 }
 
 TEST_F(DispatcherTest, GoesWhereItIsSupported) {
