@@ -4,19 +4,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "kernels/registry.h"
 #include "server/executor/cuda_fault.h"
 #include "server/executor/cuda_runtime.h"
 #include "tests/fakes/attention_requests.h"
 #include "tests/fakes/requests.h"
+#include "tests/gpu/expect.h"
 #include "tests/gpu/gpu.h"
 
 namespace attnd::server {
@@ -74,42 +72,6 @@ class CudaDeviceGpuTest : public ::testing::Test {
     }
   }
 
-  // Against fp64, in norm; and LSE.
-  void ExpectRight(const RunningJob& got) {
-    const Request& request = got.job->request();
-    const Buffer o = *pool_->Allocate(request.output.o_bytes);
-    const Buffer lse = *pool_->Allocate(request.output.lse_bytes);
-    const auto backend = std::move(kernels::ChooseBackend("reference", {1})->backend);
-    std::vector<kernels::AttentionTask> tasks;
-    for (const ProblemSlot& slot : request.problems) {
-      tasks.push_back(
-          {slot.problem, backend->Plan(slot.problem), BindToHost(request, slot, o, lse)});
-    }
-    ASSERT_EQ(backend->WorkspaceBytes(tasks), 0);
-    ASSERT_TRUE(backend->Run(tasks, nullptr, nullptr).ok());
-    const kernels::DType dtype = request.output.dtype;
-    double error = 0;
-    double norm = 0;
-    for (int64_t i = 0; i < o.size_bytes() / SizeBytes(dtype); ++i) {
-      const double want = kernels::LoadElement(o.data(), i, dtype);
-      const double difference = kernels::LoadElement(got.o.data(), i, dtype) - want;
-      error += difference * difference;
-      norm += want * want;
-    }
-    // The design's bounds, and what rounding the reference itself to the dtype adds.
-    const double bound = dtype == kernels::DType::kF32 ? 2e-6 : 5e-3;
-    EXPECT_LE(std::sqrt(error), bound * std::sqrt(norm) + 1e-30);
-    for (int64_t i = 0; request.output.want_lse && i < lse.size_bytes() / 4; ++i) {
-      const float want = reinterpret_cast<const float*>(lse.data())[i];
-      const float have = reinterpret_cast<const float*>(got.lse.data())[i];
-      if (std::isinf(want)) {
-        ASSERT_EQ(have, want) << i;
-      } else {
-        ASSERT_NEAR(have, want, 1e-4) << i;
-      }
-    }
-  }
-
   std::vector<AttentionSpec> Specs() {
     std::vector<AttentionSpec> specs;
     for (const Layout layout : {Layout::kBHSD, Layout::kBSHD, Layout::kPacked}) {
@@ -152,7 +114,8 @@ TEST_F(CudaDeviceGpuTest, EveryLayoutIsRight) {
     SCOPED_TRACE(ToString(batch.jobs[0].job->request().problems[0].problem) + " layout " +
                  std::to_string(static_cast<int>(spec.layout)));
     Compute(batch);
-    ExpectRight(batch.jobs[0]);
+    const RunningJob& got = batch.jobs[0];
+    testing::ExpectRight(got.job->request(), got.o, got.lse);
   }
 }
 
@@ -282,15 +245,6 @@ TEST_F(CudaDeviceGpuTest, AnInjectedStickyErrorLosesTheDevice) {
   EXPECT_EQ(served.lost().code(), absl::StatusCode::kInternal);
 }
 
-int64_t RssBytes() {
-  long long pages = 0;
-  if (std::FILE* const statm = std::fopen("/proc/self/statm", "r")) {
-    if (std::fscanf(statm, "%*s %lld", &pages) != 1) pages = 0;
-    std::fclose(statm);
-  }
-  return pages * 4096;
-}
-
 TEST_F(CudaDeviceGpuTest, MemoryIsFlatOverManyCalls) {
   Served served(device_.get(), pool_.get());
   const auto call = [&](int i) {
@@ -307,10 +261,10 @@ TEST_F(CudaDeviceGpuTest, MemoryIsFlatOverManyCalls) {
     ASSERT_TRUE(probe.status().ok());
   };
   for (int i = 0; i < 500; ++i) call(i);
-  const int64_t rss_bytes = RssBytes();
+  const int64_t rss_bytes = testing::RssBytes();
   const int64_t free_bytes = *cuda_->FreeDeviceBytes();
   for (int i = 0; i < 10000; ++i) call(i);
-  EXPECT_LE(RssBytes(), rss_bytes + (4 << 20));
+  EXPECT_LE(testing::RssBytes(), rss_bytes + (4 << 20));
   EXPECT_EQ(*cuda_->FreeDeviceBytes(), free_bytes);
 }
 
