@@ -56,7 +56,8 @@ struct LaunchParams {
   int64_t n_items;
   // Device memory: the next item. 0 before the launch, and again after it.
   unsigned long long* next_item;
-  // Device memory: tiles whose V held a NaN or infinity beside a mask, added up over launches.
+  // Device memory, added up over launches: query tiles that met a NaN or infinity in V and had it
+  // given back exactly. For halves only where it stood beside a mask.
   unsigned long long* poisoned_tiles;
 };
 

@@ -68,19 +68,24 @@ __device__ __forceinline__ void Mma16816<__nv_bfloat16>(float (&c)[4], const uin
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// c += a * b: 16x8 by 8x8 in tf32 (the low 13 bits of an operand are not read), fp32 accumulation.
-__device__ __forceinline__ void Mma1688Tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                            uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+// threadIdx.x, read anew: what is computed from it is not kept in registers from one tile to the
+// next.
+__device__ __forceinline__ int ThreadIndexAnew() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
 }
 
-// Nearest tf32, ties away from zero.
-__device__ __forceinline__ uint32_t RoundToTf32(float x) {
-  uint32_t d;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(d) : "f"(x));
+// A point that the assembler moves no instruction across: what it would fetch ahead beyond it needs
+// registers that are not there.
+__device__ __forceinline__ void FetchNoFurther() {
+  asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
+}
+
+// The larger one; NaN if one of them is.
+__device__ __forceinline__ float MaxNaN(float x, float y) {
+  float d;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(d) : "f"(x), "f"(y));
   return d;
 }
 

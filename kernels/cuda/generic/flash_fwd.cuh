@@ -3,8 +3,8 @@
 // maximum.
 //
 // Time of one tile: V's copy flies under S = Q K^T, the next K's under the softmax and O += P V;
-// two barriers. Keys are walked from the last visible tile back, so that the tiles that need a mask
-// come first.
+// two barriers. fp32 splits K and V between their copies and their products (split.cuh). Keys are
+// walked from the last visible tile back, so that the tiles that need a mask come first.
 #ifndef ATTND_KERNELS_CUDA_GENERIC_FLASH_FWD_CUH_
 #define ATTND_KERNELS_CUDA_GENERIC_FLASH_FWD_CUH_
 
@@ -13,7 +13,9 @@
 #include "kernels/cuda/generic/config.h"
 #include "kernels/cuda/generic/poison.cuh"
 #include "kernels/cuda/generic/products.cuh"
+#include "kernels/cuda/generic/products_f32.cuh"
 #include "kernels/cuda/generic/softmax.cuh"
+#include "kernels/cuda/generic/split.cuh"
 #include "kernels/cuda/generic/tile.cuh"
 #include "kernels/cuda/generic/work.cuh"
 
@@ -57,26 +59,60 @@ struct TileWorker {
   float o[C::kRowTiles][P::kDimTiles][4];
   RowState<C::kRowTiles> state;
 
+  // fp32 alone: a row of Q that this thread has split holds an infinity.
+  bool q_infinite = false;
+  using Splitter = RowSplitter<T::kHeadDim, C::kThreads>;
+  __device__ __forceinline__ unsigned char* stage() const { return v_tile + C::kVBytes; }
+  __device__ __forceinline__ float* q_factors() const {
+    return reinterpret_cast<float*>(stage() + C::kStageBytes);
+  }
+  __device__ __forceinline__ float* k_factors() const { return q_factors() + C::kQTile; }
+  __device__ __forceinline__ float* v_factors() const { return k_factors() + C::kKvTile; }
+
   __device__ __forceinline__ int RowBytes() const { return p.head_dim * kElementBytes; }
 
+  // The rows of Q from q_begin on.
+  __device__ __forceinline__ const unsigned char* QBase(const Item& item) const {
+    return static_cast<const unsigned char*>(p.q) +
+           (item.batch * p.q_desc.batch_stride + item.q_head * p.q_desc.head_stride +
+            q_begin * p.q_desc.row_stride) *
+               kElementBytes;
+  }
+  __device__ __forceinline__ SourceRows Source(const unsigned char* base, int64_t row_stride,
+                                               int valid_rows) const {
+    return {reinterpret_cast<const float*>(base), row_stride, valid_rows, p.head_dim,
+            p.aligned != 0};
+  }
+
   __device__ __forceinline__ void LoadQ(const Item& item) {
-    const auto* base = static_cast<const unsigned char*>(p.q) +
-                       (item.batch * p.q_desc.batch_stride + item.q_head * p.q_desc.head_stride +
-                        q_begin * p.q_desc.row_stride) *
-                           kElementBytes;
-    LoadTile<typename P::QLayout, C::kQTile, C::kThreads>(q_tile, base,
-                                                          p.q_desc.row_stride * kElementBytes,
-                                                          p.q_len - q_begin, RowBytes(), p.aligned);
+    if constexpr (C::kSplit) {
+      q_infinite = Splitter().template SplitSource<C::kQTile, NotFiniteRows::kMark>(
+          q_tile, q_factors(), Source(QBase(item), p.q_desc.row_stride, p.q_len - q_begin));
+    } else {
+      LoadTile<typename P::QLayout, C::kQTile, C::kThreads>(
+          q_tile, QBase(item), p.q_desc.row_stride * kElementBytes, p.q_len - q_begin, RowBytes(),
+          p.aligned);
+    }
   }
   __device__ __forceinline__ void LoadK(int k_begin) {
     const int64_t stride = p.k_desc.row_stride * kElementBytes;
-    LoadTile<typename P::KLayout, C::kKvTile, C::kThreads>(
-        k_tile, k_base + k_begin * stride, stride, p.kv_len - k_begin, RowBytes(), p.aligned);
+    if constexpr (C::kSplit) {
+      Splitter().template Stage<C::kKvTile>(
+          stage(), Source(k_base + k_begin * stride, p.k_desc.row_stride, p.kv_len - k_begin));
+    } else {
+      LoadTile<typename P::KLayout, C::kKvTile, C::kThreads>(
+          k_tile, k_base + k_begin * stride, stride, p.kv_len - k_begin, RowBytes(), p.aligned);
+    }
   }
   __device__ __forceinline__ void LoadV(int k_begin) {
     const int64_t stride = p.v_desc.row_stride * kElementBytes;
-    LoadTile<typename P::VLayout, C::kKvTile, C::kThreads>(
-        v_tile, v_base + k_begin * stride, stride, p.kv_len - k_begin, RowBytes(), p.aligned);
+    if constexpr (C::kSplit) {
+      Splitter().template Stage<C::kKvTile>(
+          stage(), Source(v_base + k_begin * stride, p.v_desc.row_stride, p.kv_len - k_begin));
+    } else {
+      LoadTile<typename P::VLayout, C::kKvTile, C::kThreads>(
+          v_tile, v_base + k_begin * stride, stride, p.kv_len - k_begin, RowBytes(), p.aligned);
+    }
   }
 
   // True if a row of this query tile sees only part of the key tile.
@@ -110,6 +146,76 @@ struct TileWorker {
     P::Accumulate(o, s, v_tile);
   }
 
+  // fp32's step. A thread waits for its own copies alone, for it splits what it has copied: two
+  // barriers a tile, as above. Each of them also gathers what the splits have found.
+  template <bool kMasked>
+  __device__ __forceinline__ void SplitStep(const Item& item, int k_begin, bool last) {
+    ptx::CpAsyncWait<0>();
+    const bool infinite = Splitter().template SplitStaged<C::kKvTile, NotFiniteRows::kMark>(
+        k_tile, k_factors(), stage());
+    LoadV(k_begin);
+    ptx::CpAsyncCommit();
+    // K's planes are here; every warp is done with the V before.
+    const bool infinities = __syncthreads_or(infinite || q_infinite);
+
+    float s[C::kRowTiles][P::kKeyTiles][4];
+    P::Scores(s, ptx::SharedAddress(q_tile), ptx::SharedAddress(k_tile), warp_row,
+              q_factors() + warp_row, k_factors());
+    if (infinities) RestoreInfinities(s, item, k_begin);
+    if constexpr (T::kGeneral) TransformScores(s, place, k_begin, transform);
+    if constexpr (kMasked) MaskScores(s, place, k_begin, p.kv_len, p.band_lo, p.band_hi);
+    OnlineSoftmax(s, o, state, to_log2);
+
+    ptx::CpAsyncWait<0>();
+    const bool not_finite = Splitter().template SplitStaged<C::kKvTile, NotFiniteRows::kIgnore>(
+        v_tile, v_factors(), stage());
+    if (!last) {
+      LoadK(k_begin - C::kKvTile);
+      ptx::CpAsyncCommit();
+    }
+    // V's planes are here; every warp is done with this K.
+    poisoned |= __syncthreads_or(not_finite) != 0;
+    P::Accumulate(o, s, ptx::SharedAddress(v_tile), v_factors());
+  }
+
+  // Scores of the rows and keys that hold an infinity, which the planes do not: anew, from memory.
+  // Rare, and slow.
+  __device__ __forceinline__ void RestoreInfinities(float (&s)[C::kRowTiles][P::kKeyTiles][4],
+                                                    const Item& item, int k_begin) {
+    const int lane = threadIdx.x & 31;
+    const auto* q = reinterpret_cast<const float*>(QBase(item));
+    const auto* k = reinterpret_cast<const float*>(k_base);
+#pragma unroll 1
+    for (int i = 0; i < C::kRowTiles * P::kKeyTiles * 4; ++i) {
+      const int row = warp_row + 16 * (i / (P::kKeyTiles * 4)) + 8 * (i >> 1 & 1) + (lane >> 2);
+      const int key = 8 * (i / 4 % P::kKeyTiles) + 2 * (lane & 3) + (i & 1);
+      // A NaN is there already, by its factor; rows and keys that do not exist are finite.
+      const float q_factor = q_factors()[row];
+      const float k_factor = k_factors()[key];
+      if (isnan(q_factor + k_factor) || (q_factor > 0 && k_factor > 0)) continue;
+      if (q_begin + row >= p.q_len || k_begin + key >= p.kv_len) continue;
+      const float score = ScoreWithInfinities(
+          q + row * p.q_desc.row_stride, k + (k_begin + key) * p.k_desc.row_stride, p.head_dim);
+#pragma unroll
+      for (int r = 0; r < C::kRowTiles; ++r)
+#pragma unroll
+        for (int n = 0; n < P::kKeyTiles; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            if (i == (r * P::kKeyTiles + n) * 4 + e) s[r][n][e] = score;
+          }
+    }
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void AnyStep(const Item& item, int k_begin, bool last) {
+    if constexpr (C::kSplit) {
+      SplitStep<kMasked>(item, k_begin, last);
+    } else {
+      Step<kMasked>(k_begin, last);
+    }
+  }
+
   // All key tiles that a row of this query tile sees, the last first.
   __device__ __forceinline__ void Run(const Item& item) {
     const int q_end = min(q_begin + C::kQTile, p.q_len);
@@ -126,41 +232,76 @@ struct TileWorker {
 
     const int first_tile = k_first / C::kKvTile;
     int tile = k_last / C::kKvTile;
-    LoadQ(item);
+    if constexpr (!C::kSplit) LoadQ(item);
     LoadK(tile * C::kKvTile);
     ptx::CpAsyncCommit();
+    if constexpr (C::kSplit) LoadQ(item);  // K's copy flies under its split
     for (; tile >= first_tile; --tile) {
       const int k_begin = tile * C::kKvTile;
       if (NeedsMask(k_begin, q_end)) {
-        Step<true>(k_begin, tile == first_tile);
+        AnyStep<true>(item, k_begin, tile == first_tile);
       } else {
-        Step<false>(k_begin, tile == first_tile);
+        AnyStep<false>(item, k_begin, tile == first_tile);
       }
     }
   }
 
-  // What TakeOutPoison took out of V, added to the rows that see it: O's tile lies in Q's place.
-  // One thread a column.
+  __device__ __forceinline__ Element* OElement(int row, int column) const {
+    const int byte = column * kElementBytes;
+    return reinterpret_cast<Element*>(q_tile + P::OLayout::Offset(row, byte >> 4) + (byte & 15));
+  }
+  __device__ __forceinline__ float VElement(int key, int column) const {
+    return static_cast<float>(
+        reinterpret_cast<const Element*>(v_base)[key * p.v_desc.row_stride + column]);
+  }
+
+  // Most keys are finite: several are looked at together.
+  static constexpr int kScanKeys = 8;
+  __device__ __forceinline__ bool AllFinite(int key, int column) const {
+    bool finite = true;
+#pragma unroll
+    for (int i = 0; i < kScanKeys; ++i) finite &= isfinite(VElement(key + i, column)) != 0;
+    return finite;
+  }
+
+  // What was taken out of V, added to the rows that see it: O's tile lies in Q's place. Halves take
+  // it out of the tiles that need a mask, fp32 out of all. One thread a column.
   __device__ __forceinline__ void GiveBackPoison() {
     const int q_end = min(q_begin + C::kQTile, p.q_len);
     const int k_first = max(0, q_begin + p.band_lo);
     const int k_last = min(p.kv_len - 1, q_end - 1 + p.band_hi);
     for (int column = threadIdx.x; column < p.head_dim; column += C::kThreads) {
-      const int byte = column * kElementBytes;
       for (int key = k_first; key <= k_last; ++key) {
-        if (!NeedsMask(key / C::kKvTile * C::kKvTile, q_end)) continue;
-        const float v = static_cast<float>(*reinterpret_cast<const Element*>(
-            v_base + key * (p.v_desc.row_stride * kElementBytes) + byte));
+        if (!C::kSplit && !NeedsMask(key / C::kKvTile * C::kKvTile, q_end)) continue;
+        if (key + kScanKeys <= k_last && AllFinite(key, column)) {
+          key += kScanKeys - 1;
+          continue;
+        }
+        const float v = VElement(key, column);
         if (isfinite(v)) continue;
         const int row_end = min(q_end, key - p.band_lo + 1);
         for (int row = max(q_begin, key - p.band_hi); row < row_end; ++row) {
-          auto* o_element = reinterpret_cast<Element*>(
-              q_tile + P::QLayout::Offset(row - q_begin, byte >> 4) + (byte & 15));
+          Element* o_element = OElement(row - q_begin, column);
           *o_element = static_cast<Element>(static_cast<float>(*o_element) + v);
         }
       }
     }
     __syncthreads();
+  }
+
+  // A row that sees one key has that key's V for its O, to the bit, which two planes of fp16 do not
+  // hold: the four threads of the row copy it.
+  __device__ __forceinline__ void CopyOnlyKey(int row) {
+    const int key = max(0, q_begin + row + p.band_lo);
+    if (key != min(p.kv_len - 1, q_begin + row + p.band_hi)) return;
+    const auto* v = reinterpret_cast<const float*>(v_base) + key * p.v_desc.row_stride;
+#pragma unroll 1
+    for (int pair = threadIdx.x & 3; 2 * pair < p.head_dim; pair += 4) {
+      auto* target =
+          reinterpret_cast<float*>(q_tile + P::OLayout::Offset(row, pair >> 1) + 8 * (pair & 1));
+      target[0] = v[2 * pair];
+      if (2 * pair + 1 < p.head_dim) target[1] = v[2 * pair + 1];
+    }
   }
 
   // O = o / sum, through shared memory; LSE beside it. Ends with nothing of the tile's shared
@@ -183,12 +324,15 @@ struct TileWorker {
           const float lo = no_key ? 0.0f : o[r][d][2 * h] * inverse;
           const float hi = no_key ? 0.0f : o[r][d][2 * h + 1] * inverse;
           const int byte = (8 * d + 2 * (lane & 3)) * kElementBytes;
-          unsigned char* target = q_tile + P::QLayout::Offset(row, byte >> 4) + (byte & 15);
+          unsigned char* target = q_tile + P::OLayout::Offset(row, byte >> 4) + (byte & 15);
           if constexpr (kElementBytes == 4) {
             *reinterpret_cast<float2*>(target) = make_float2(lo, hi);
           } else {
             *reinterpret_cast<uint32_t*>(target) = ptx::Pack2<Element>(lo, hi);
           }
+        }
+        if constexpr (C::kSplit) {
+          if (sum > 0 && sum < INFINITY) CopyOnlyKey(row);
         }
         if (p.lse && (lane & 3) == 0 && q_begin + row < p.q_len) {
           p.lse[item.batch * p.lse_batch_stride + item.q_head * p.lse_head_stride + q_begin + row] =
@@ -201,7 +345,7 @@ struct TileWorker {
                  (item.batch * p.o_desc.batch_stride + item.q_head * p.o_desc.head_stride +
                   q_begin * p.o_desc.row_stride) *
                      kElementBytes;
-    StoreTile<typename P::QLayout, C::kQTile, C::kThreads>(
+    StoreTile<typename P::OLayout, C::kQTile, C::kThreads>(
         q_tile, base, p.o_desc.row_stride * kElementBytes, p.q_len - q_begin, RowBytes(),
         p.aligned);
   }

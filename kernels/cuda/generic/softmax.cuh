@@ -98,11 +98,37 @@ struct RowState {
 // subtraction, as the base was.
 inline constexpr float kHugeBase = 1048576.0f;  // 2^20: an error of 2^-4
 
+// s becomes the probabilities, which sum adds up. kMayBeHuge: a base of the warp is huge.
+template <bool kMayBeHuge, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void Probabilities(float (&s)[kRowTiles][kKeyTiles][4],
+                                              RowState<kRowTiles>& state, float to_log2) {
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float base = state.base[r][h];
+      const bool huge = kMayBeHuge && __any_sync(~0u, fabsf(base) > kHugeBase);
+      float sum = 0;
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+          float x = __fmaf_rn(s[r][n][e], to_log2, -base);
+          if (kMayBeHuge && huge) x = __fsub_rn(__fmul_rn(s[r][n][e], to_log2), base);
+          s[r][n][e] = ptx::Exp2(x);
+          sum += s[r][n][e];
+        }
+      state.sum[r][h] += sum;
+    }
+}
+
 // s becomes the probabilities; sum and base move on; o is scaled to the new base.
 template <int kRowTiles, int kKeyTiles, int kDimTiles>
 __device__ __forceinline__ void OnlineSoftmax(float (&s)[kRowTiles][kKeyTiles][4],
                                               float (&o)[kRowTiles][kDimTiles][4],
                                               RowState<kRowTiles>& state, float to_log2) {
+  float rescale[kRowTiles][2];
+  bool huge = false;
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
@@ -114,38 +140,28 @@ __device__ __forceinline__ void OnlineSoftmax(float (&s)[kRowTiles][kKeyTiles][4
       max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
       max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
       const float base = max == -INFINITY ? 0.0f : __fmul_rn(max, to_log2);
-      const float rescale =
-          state.max[r][h] == -INFINITY ? 1.0f : ptx::Exp2(state.base[r][h] - base);
+      rescale[r][h] = state.max[r][h] == -INFINITY ? 1.0f : ptx::Exp2(state.base[r][h] - base);
       state.max[r][h] = max;
       state.base[r][h] = base;
-      if (__any_sync(~0u, rescale != 1.0f)) {
-        state.sum[r][h] *= rescale;
-#pragma unroll
-        for (int d = 0; d < kDimTiles; ++d) {
-          o[r][d][2 * h] *= rescale;
-          o[r][d][2 * h + 1] *= rescale;
-        }
-      }
-      float sum = 0;
-      if (__any_sync(~0u, fabsf(base) > kHugeBase)) {
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n)
-#pragma unroll
-          for (int e = 2 * h; e < 2 * h + 2; ++e) {
-            s[r][n][e] = ptx::Exp2(__fsub_rn(__fmul_rn(s[r][n][e], to_log2), base));
-            sum += s[r][n][e];
-          }
-      } else {
-#pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n)
-#pragma unroll
-          for (int e = 2 * h; e < 2 * h + 2; ++e) {
-            s[r][n][e] = ptx::Exp2(__fmaf_rn(s[r][n][e], to_log2, -base));
-            sum += s[r][n][e];
-          }
-      }
-      state.sum[r][h] += sum;
+      huge |= fabsf(base) > kHugeBase;
     }
+#pragma unroll
+  for (int r = 0; r < kRowTiles; ++r)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (!__any_sync(~0u, rescale[r][h] != 1.0f)) continue;
+      state.sum[r][h] *= rescale[r][h];
+#pragma unroll
+      for (int d = 0; d < kDimTiles; ++d) {
+        o[r][d][2 * h] *= rescale[r][h];
+        o[r][d][2 * h + 1] *= rescale[r][h];
+      }
+    }
+  if (__any_sync(~0u, huge)) {
+    Probabilities<true>(s, state, to_log2);
+  } else {
+    Probabilities<false>(s, state, to_log2);
+  }
 }
 
 }  // namespace attnd::kernels::cuda::generic

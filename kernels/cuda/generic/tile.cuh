@@ -33,15 +33,6 @@ struct LaneAddress {
   }
 };
 
-// Rows follow each other with some padding.
-template <int kRowBytes, int kPitchBytes>
-struct PaddedLayout {
-  static constexpr int kChunks = kRowBytes / 16;
-  __device__ static __forceinline__ int Offset(int row, int chunk) {
-    return row * kPitchBytes + (chunk << 4);
-  }
-};
-
 // Bytes of `chunk` that lie inside a row of row_bytes.
 __device__ __forceinline__ int ChunkBytes(int row_bytes, int chunk) {
   return min(16, max(0, row_bytes - 16 * chunk));
