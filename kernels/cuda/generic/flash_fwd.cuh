@@ -246,9 +246,15 @@ struct TileWorker {
     }
   }
 
-  __device__ __forceinline__ Element* OElement(int row, int column) const {
+  // Adds x to a column of O's tile, in the rows [row_begin, row_end).
+  __device__ __forceinline__ void AddToColumn(int column, int row_begin, int row_end, float x) {
     const int byte = column * kElementBytes;
-    return reinterpret_cast<Element*>(q_tile + P::OLayout::Offset(row, byte >> 4) + (byte & 15));
+#pragma unroll 1
+    for (int row = row_begin; row < row_end; ++row) {
+      auto* o_element = reinterpret_cast<Element*>(
+          q_tile + P::OLayout::Offset(row - q_begin, byte >> 4) + (byte & 15));
+      *o_element = static_cast<Element>(static_cast<float>(*o_element) + x);
+    }
   }
   __device__ __forceinline__ float VElement(int key, int column) const {
     return static_cast<float>(
@@ -271,6 +277,7 @@ struct TileWorker {
     const int k_first = max(0, q_begin + p.band_lo);
     const int k_last = min(p.kv_len - 1, q_end - 1 + p.band_hi);
     for (int column = threadIdx.x; column < p.head_dim; column += C::kThreads) {
+      float for_all_rows = 0;
       for (int key = k_first; key <= k_last; ++key) {
         if (!C::kSplit && !NeedsMask(key / C::kKvTile * C::kKvTile, q_end)) continue;
         if (key + kScanKeys <= k_last && AllFinite(key, column)) {
@@ -279,12 +286,15 @@ struct TileWorker {
         }
         const float v = VElement(key, column);
         if (isfinite(v)) continue;
+        const int row_begin = max(q_begin, key - p.band_hi);
         const int row_end = min(q_end, key - p.band_lo + 1);
-        for (int row = max(q_begin, key - p.band_hi); row < row_end; ++row) {
-          Element* o_element = OElement(row - q_begin, column);
-          *o_element = static_cast<Element>(static_cast<float>(*o_element) + v);
+        if (row_begin == q_begin && row_end == q_end) {
+          for_all_rows += v;
+        } else {
+          AddToColumn(column, row_begin, row_end, v);
         }
       }
+      if (!isfinite(for_all_rows)) AddToColumn(column, q_begin, q_end, for_all_rows);
     }
     __syncthreads();
   }
