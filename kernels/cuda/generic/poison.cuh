@@ -1,8 +1,9 @@
-// NaN and infinity in V beside a mask. A hidden key has probability 0, and 0 * NaN is NaN: in a
-// tile that some rows see only in part, what is not finite in V is taken out before the product,
-// and given at the end to the rows that do see it. The other rows then have, to the bit, what they
-// have without it. Costs a look at V in the tiles that need a mask; the rest of it runs only where
-// something was found, and is bounded by those tiles' keys times the tile's rows.
+// NaN and infinity in V beside a mask, for halves (fp32: split.cuh). A hidden key has probability
+// 0, and 0 * NaN is NaN: in a tile that some rows see only in part, what is not finite in V is
+// taken out before the product, and given at the end to the rows that do see it. The other rows
+// then have, to the bit, what they have without it. Costs a look at V in the tiles that need a
+// mask; the rest of it runs only where something was found, and is bounded by those tiles' keys
+// times the tile's rows.
 #ifndef ATTND_KERNELS_CUDA_GENERIC_POISON_CUH_
 #define ATTND_KERNELS_CUDA_GENERIC_POISON_CUH_
 
@@ -15,12 +16,10 @@
 
 namespace attnd::kernels::cuda::generic {
 
-// A word of one or two elements: adding kOne to the exponent bits carries into the sign bits
+// A word of two elements: adding kOne to the exponent bits carries into the sign bits
 // exactly where the exponent is all ones, which is where the element is not finite.
 template <class Element>
-struct FiniteBits {
-  static constexpr uint32_t kExponent = 0x7f800000, kOne = 0x00800000, kCarry = 0x80000000;
-};
+struct FiniteBits;
 template <>
 struct FiniteBits<__half> {
   static constexpr uint32_t kExponent = 0x7c007c00, kOne = 0x04000400, kCarry = 0x80008000;
@@ -38,7 +37,6 @@ __device__ __forceinline__ uint32_t NotFinite(uint32_t word) {
 template <class Element>
 __device__ __forceinline__ uint32_t WithoutNotFinite(uint32_t word) {
   const uint32_t carry = NotFinite<Element>(word);
-  if constexpr (sizeof(Element) == 4) return carry ? 0u : word;
   return word & ((carry & 0x8000u) ? 0xffff0000u : ~0u) &
          ((carry & 0x80000000u) ? 0x0000ffffu : ~0u);
 }

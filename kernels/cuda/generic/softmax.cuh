@@ -122,7 +122,8 @@ __device__ __forceinline__ void Probabilities(float (&s)[kRowTiles][kKeyTiles][4
     }
 }
 
-// s becomes the probabilities; sum and base move on; o is scaled to the new base.
+// s becomes the probabilities; sum and base move on; o is scaled to the new base. In steps over all
+// rows, so that their shuffles wait side by side and no branch stands between them.
 template <int kRowTiles, int kKeyTiles, int kDimTiles>
 __device__ __forceinline__ void OnlineSoftmax(float (&s)[kRowTiles][kKeyTiles][4],
                                               float (&o)[kRowTiles][kDimTiles][4],
