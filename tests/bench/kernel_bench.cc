@@ -2,19 +2,23 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/registry.h"
 #include "tests/bench/measure.h"
 #include "tests/bench/report.h"
+#include "tests/bench/tune.h"
 #include "tests/cases/table.h"
 
 ABSL_FLAG(std::string, filter, "", "Times the cases whose name this regular expression finds.");
@@ -27,13 +31,25 @@ ABSL_FLAG(int, min_time_ms, 10, "A round runs a case again until this time has p
 ABSL_FLAG(bool, all_cases, false, "Chooses among the cases of the conformance tests too.");
 ABSL_FLAG(bool, json, false, "Prints a JSON array instead of a table.");
 ABSL_FLAG(bool, list, false, "Prints the names of the chosen cases and times nothing.");
+ABSL_FLAG(bool, tune, false,
+          "Times every configuration that one backend has of its kernels, on cases of its own, and "
+          "prints the best.");
+ABSL_FLAG(std::vector<std::string>, tune_lengths, (std::vector<std::string>{"512", "2048", "8192"}),
+          "Lengths of queries and keys that --tune times, separated by commas.");
+ABSL_FLAG(int, tune_tokens, 16384, "Tokens of a call of --tune: the batch follows from it.");
 
 namespace attnd::bench {
 namespace {
 
+// Of a case of --tune: enough to tell a right kernel from a wrong one, and fp64 stays within a
+// tenth of a second.
+constexpr int64_t kTuneCheckedRows = 16;
+
 using Backends = std::vector<std::unique_ptr<kernels::Backend>>;
 
-absl::StatusOr<std::vector<testing::Case>> ChooseCases(const std::string& filter, bool all_cases) {
+absl::StatusOr<std::vector<testing::Case>> Matching(const std::string& filter,
+                                                    std::vector<testing::Case> cases,
+                                                    const char* hint) {
   std::regex pattern;
   try {
     pattern = std::regex(filter);
@@ -41,19 +57,35 @@ absl::StatusOr<std::vector<testing::Case>> ChooseCases(const std::string& filter
     return absl::InvalidArgumentError(
         absl::StrCat("--filter: \"", filter, "\" is no regular expression: ", error.what()));
   }
+  std::erase_if(cases, [&](const testing::Case& c) { return !std::regex_search(c.name, pattern); });
+  if (cases.empty()) {
+    return absl::NotFoundError(absl::StrCat("--filter: \"", filter,
+                                            "\" matches no case; --list prints their names", hint));
+  }
+  return cases;
+}
+
+absl::StatusOr<std::vector<testing::Case>> ChooseCases(const std::string& filter, bool all_cases) {
   std::vector<testing::Case> cases;
   for (const testing::CaseGroup& group : testing::CaseGroups()) {
     if (!group.is_bench && !all_cases) continue;
-    for (const testing::Case& c : group.cases) {
-      if (std::regex_search(c.name, pattern)) cases.push_back(c);
+    cases.insert(cases.end(), group.cases.begin(), group.cases.end());
+  }
+  return Matching(filter, std::move(cases),
+                  all_cases ? "" : ", --all_cases adds those of the conformance tests");
+}
+
+absl::StatusOr<std::vector<testing::Case>> ChooseTuneCases(const std::string& filter) {
+  TuneShapes shapes{.lengths = {}, .tokens = absl::GetFlag(FLAGS_tune_tokens)};
+  for (const std::string& text : absl::GetFlag(FLAGS_tune_lengths)) {
+    int64_t length = 0;
+    if (!absl::SimpleAtoi(text, &length) || length < 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--tune_lengths has \"", text, "\"; it must be lengths of at least 1, by commas"));
     }
+    shapes.lengths.push_back(length);
   }
-  if (cases.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("--filter: \"", filter, "\" matches no case; --list prints their names",
-                     all_cases ? "" : ", --all_cases adds those of the conformance tests"));
-  }
-  return cases;
+  return Matching(filter, TuneCases(shapes), "");
 }
 
 absl::StatusOr<Backends> ChooseBackends(std::vector<std::string> names, int threads) {
@@ -83,7 +115,8 @@ absl::Status CheckFlags() {
   for (const absl::Status& status :
        {CheckAtLeast("threads", absl::GetFlag(FLAGS_threads), 0),
         CheckAtLeast("rounds", absl::GetFlag(FLAGS_rounds), 1),
-        CheckAtLeast("min_time_ms", absl::GetFlag(FLAGS_min_time_ms), 0)}) {
+        CheckAtLeast("min_time_ms", absl::GetFlag(FLAGS_min_time_ms), 0),
+        CheckAtLeast("tune_tokens", absl::GetFlag(FLAGS_tune_tokens), 1)}) {
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
@@ -97,19 +130,25 @@ void ShowProgress(size_t done, size_t total, const std::string& name) {
   std::fflush(stderr);
 }
 
+MeasureOptions OptionsOfFlags() {
+  return {.rounds = absl::GetFlag(FLAGS_rounds), .min_time_ms = absl::GetFlag(FLAGS_min_time_ms)};
+}
+
+void List(const std::vector<testing::Case>& cases) {
+  for (const testing::Case& c : cases) std::printf("%s\n", c.name.c_str());
+}
+
 absl::Status Bench() {
-  if (absl::Status status = CheckFlags(); !status.ok()) return status;
   const auto cases = ChooseCases(absl::GetFlag(FLAGS_filter), absl::GetFlag(FLAGS_all_cases));
   if (!cases.ok()) return cases.status();
   const int threads = absl::GetFlag(FLAGS_threads);
   const auto backends = ChooseBackends(absl::GetFlag(FLAGS_backend), threads);
   if (!backends.ok()) return backends.status();
   if (absl::GetFlag(FLAGS_list)) {
-    for (const testing::Case& c : *cases) std::printf("%s\n", c.name.c_str());
+    List(*cases);
     return absl::OkStatus();
   }
-  const MeasureOptions options{.rounds = absl::GetFlag(FLAGS_rounds),
-                               .min_time_ms = absl::GetFlag(FLAGS_min_time_ms)};
+  const MeasureOptions options = OptionsOfFlags();
   std::vector<Row> rows;
   for (size_t i = 0; i < cases->size(); ++i) {
     ShowProgress(i, cases->size(), (*cases)[i].name);
@@ -125,6 +164,88 @@ absl::Status Bench() {
   return absl::OkStatus();
 }
 
+// The one that --backend names, or the best that this machine can run.
+absl::StatusOr<std::string> BackendToTune() {
+  const std::vector<std::string> names = absl::GetFlag(FLAGS_backend);
+  if (names.size() == 1) return names[0];
+  if (!names.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--backend names ", names.size(), "; --tune takes one"));
+  }
+  for (const kernels::BackendEntry& entry : kernels::BackendEntries()) {
+    if (entry.available().ok()) return entry.name;
+  }
+  return absl::FailedPreconditionError("no backend of this build runs on this machine");
+}
+
+absl::StatusOr<std::unique_ptr<kernels::Backend>> MakeConfiguration(const std::string& backend,
+                                                                    int configuration) {
+  // Read when a backend is created; no other thread runs yet. NOLINTNEXTLINE(concurrency-mt-unsafe)
+  setenv("ATTND_SM90A_CONFIG", absl::StrCat(configuration).c_str(), 1);
+  auto chosen = kernels::ChooseBackend(backend, {.threads = absl::GetFlag(FLAGS_threads)});
+  if (!chosen.ok()) return chosen.status();
+  return std::move(chosen->backend);
+}
+
+// Cases that the backend does not support are told of, and left out.
+absl::StatusOr<std::vector<TuneRow>> TuneAll(const std::vector<testing::Case>& cases,
+                                             const Configurations& configurations) {
+  MeasureOptions options = OptionsOfFlags();
+  options.checked_rows = kTuneCheckedRows;
+  std::vector<TuneRow> rows;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const auto problem = testing::ProblemsOf(cases[i])[0];
+    if (absl::Status status = configurations[0]->Supports(problem); !status.ok()) {
+      std::fprintf(stderr, "kernel_bench: %s is left out: %s\n", cases[i].name.c_str(),
+                   std::string(status.message()).c_str());
+      continue;
+    }
+    ShowProgress(i, cases.size(), cases[i].name);
+    const auto tuned = Tune(cases[i], configurations, options);
+    if (!tuned.ok()) return tuned.status();
+    rows.insert(rows.end(), tuned->begin(), tuned->end());
+  }
+  ShowProgress(cases.size(), cases.size(), "");
+  return rows;
+}
+
+absl::Status TuneBackend() {
+  const auto cases = ChooseTuneCases(absl::GetFlag(FLAGS_filter));
+  if (!cases.ok()) return cases.status();
+  if (absl::GetFlag(FLAGS_list)) {
+    List(*cases);
+    return absl::OkStatus();
+  }
+  const auto backend = BackendToTune();
+  if (!backend.ok()) return backend.status();
+  const auto configurations =
+      MakeConfigurations([&](int number) { return MakeConfiguration(*backend, number); }, *cases);
+  if (!configurations.ok()) return configurations.status();
+  if (configurations->size() == 1) {
+    std::fprintf(stderr, "kernel_bench: %s has one configuration of each kernel: nothing to tune\n",
+                 backend->c_str());
+    if (absl::GetFlag(FLAGS_json)) std::fputs(ToJson(std::vector<TuneRow>{}).c_str(), stdout);
+    return absl::OkStatus();
+  }
+  const auto rows = TuneAll(*cases, *configurations);
+  if (!rows.ok()) return rows.status();
+  const std::string report =
+      absl::GetFlag(FLAGS_json)
+          ? ToJson(*rows)
+          : absl::StrCat(Recipe(absl::GetFlag(FLAGS_threads), OptionsOfFlags()), ToTable(*rows),
+                         "\n", ToConfigLines(*rows));
+  std::fputs(report.c_str(), stdout);
+  for (const TuneRow& row : *rows) {
+    if (!row.is_right) return absl::DataLossError(absl::StrCat(row.row.kernel, " is WRONG"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Main() {
+  if (absl::Status status = CheckFlags(); !status.ok()) return status;
+  return absl::GetFlag(FLAGS_tune) ? TuneBackend() : Bench();
+}
+
 }  // namespace
 }  // namespace attnd::bench
 
@@ -135,7 +256,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "kernel_bench: unexpected argument \"%s\"\n", arguments[1]);
     return 1;
   }
-  if (absl::Status status = attnd::bench::Bench(); !status.ok()) {
+  if (absl::Status status = attnd::bench::Main(); !status.ok()) {
     std::fprintf(stderr, "kernel_bench: %s\n", std::string(status.message()).c_str());
     return 1;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "kernels/reference/reference.h"
@@ -21,10 +22,6 @@ using kernels::RowId;
 using testing::CaseMemory;
 using Clock = std::chrono::steady_clock;
 
-// Rows of a case that are checked against fp64: seconds of fp64 at length 16384, and enough numbers
-// for a norm.
-constexpr int64_t kSampledRows = 48;
-
 constexpr double kMaxBackendUs = 2e6;
 
 double MicrosecondsSince(Clock::time_point start) {
@@ -32,9 +29,9 @@ double MicrosecondsSince(Clock::time_point start) {
 }
 
 // Evenly spread over batch, heads and rows, the first and the last among them, in memory order.
-std::vector<RowId> SampleRows(const AttentionProblem& p) {
+std::vector<RowId> SampleRows(const AttentionProblem& p, int64_t most) {
   const int64_t rows = p.batch * p.q_heads * p.q_len;
-  const int64_t count = std::min(rows, kSampledRows);
+  const int64_t count = std::min(rows, most);
   std::vector<RowId> sample;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t index = count > 1 ? i * (rows - 1) / (count - 1) : 0;
@@ -44,37 +41,48 @@ std::vector<RowId> SampleRows(const AttentionProblem& p) {
   return sample;
 }
 
-// The sampled rows of all problems of a case, in fp64, and as a backend left them in memory.
+// The sampled rows of all tasks, in fp64, and as a backend left them in memory.
 class Checker {
  public:
-  explicit Checker(const CaseMemory& memory) : memory_(memory) {
-    for (size_t i = 0; i < memory.problems().size(); ++i) {
-      const AttentionProblem& p = memory.problems()[i];
-      samples_.push_back(SampleRows(p));
-      std::vector<double> o(samples_[i].size() * p.head_dim);
-      ReferenceRows(p, memory.args()[i], samples_[i], o.data(), nullptr);
+  Checker(absl::Span<const AttentionTask> tasks, int64_t rows_per_task) : tasks_(tasks) {
+    for (const AttentionTask& task : tasks) {
+      samples_.push_back(SampleRows(task.problem, rows_per_task));
+      std::vector<double> o(samples_.back().size() * task.problem.head_dim);
+      ReferenceRows(task.problem, task.args, samples_.back(), o.data(), nullptr);
       expected_.insert(expected_.end(), o.begin(), o.end());
     }
   }
 
+  // A row that the next backend leaves alone is not taken for its answer.
+  void Poison() const {
+    ForEachElement([](const AttentionTask& task, int64_t element) {
+      kernels::StoreElement(task.args.o, element, task.problem.dtype,
+                            std::numeric_limits<float>::quiet_NaN());
+    });
+  }
+
   double RelError() const {
     std::vector<double> actual;
-    for (size_t i = 0; i < samples_.size(); ++i) {
-      const AttentionProblem& p = memory_.problems()[i];
-      const AttentionArgs& args = memory_.args()[i];
-      for (const RowId& id : samples_[i]) {
-        const int64_t first = id.batch * args.o_strides.batch + id.q_head * args.o_strides.head +
-                              id.row * args.o_strides.row;
-        for (int64_t d = 0; d < p.head_dim; ++d) {
-          actual.push_back(kernels::LoadElement(args.o, first + d, p.dtype));
-        }
-      }
-    }
+    ForEachElement([&actual](const AttentionTask& task, int64_t element) {
+      actual.push_back(kernels::LoadElement(task.args.o, element, task.problem.dtype));
+    });
     return kernels::RelativeError(actual, expected_);
   }
 
  private:
-  const CaseMemory& memory_;
+  template <typename Function>
+  void ForEachElement(Function function) const {
+    for (size_t i = 0; i < tasks_.size(); ++i) {
+      const kernels::Strides& strides = tasks_[i].args.o_strides;
+      for (const RowId& id : samples_[i]) {
+        const int64_t first =
+            id.batch * strides.batch + id.q_head * strides.head + id.row * strides.row;
+        for (int64_t d = 0; d < tasks_[i].problem.head_dim; ++d) function(tasks_[i], first + d);
+      }
+    }
+  }
+
+  const absl::Span<const AttentionTask> tasks_;
   std::vector<std::vector<RowId>> samples_;
   std::vector<double> expected_;
 };
@@ -135,6 +143,16 @@ double Median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
+absl::StatusOr<std::vector<AttentionTask>> PlannedBy(const Backend& backend,
+                                                     absl::Span<const AttentionTask> tasks) {
+  std::vector<AttentionTask> planned(tasks.begin(), tasks.end());
+  for (AttentionTask& task : planned) {
+    if (absl::Status status = backend.Supports(task.problem); !status.ok()) return status;
+    task.plan = backend.Plan(task.problem);
+  }
+  return planned;
+}
+
 Row Describe(const testing::Case& c, const Backend& backend, const CaseMemory& memory) {
   Row row;
   row.case_name = c.name;
@@ -161,21 +179,20 @@ double CountedFlops(const AttentionProblem& p) {
   return p.mask.causal.alignment == kernels::Causal::kNone ? whole : whole / 2;
 }
 
-absl::StatusOr<std::vector<Row>> Measure(const testing::Case& c,
-                                         const std::vector<std::unique_ptr<Backend>>& backends,
-                                         const MeasureOptions& options) {
-  CaseMemory memory(c, {.seed = options.seed, .want_lse = false, .watch_inputs = false});
-  const Checker checker(memory);
-  std::vector<Row> rows;
+absl::StatusOr<std::vector<Timing>> TimeTasks(absl::Span<const AttentionTask> tasks,
+                                              absl::Span<Backend* const> backends,
+                                              const MeasureOptions& options) {
+  const Checker checker(tasks, options.checked_rows);
+  std::vector<Timing> timings;
   std::vector<Contender> contenders;
-  for (const auto& backend : backends) {
-    rows.push_back(Describe(c, *backend, memory));
-    memory.ResetOutputs();
-    contenders.push_back({*backend, memory.Tasks(*backend), nullptr, nullptr, {}, 0});
+  for (Backend* backend : backends) {
+    auto planned = PlannedBy(*backend, tasks);
+    if (!planned.ok()) return planned.status();
+    contenders.push_back({*backend, *std::move(planned), nullptr, nullptr, {}, 0});
+    checker.Poison();
     ResetPeakRss();
     if (absl::Status status = contenders.back().Prepare(); !status.ok()) return status;
-    rows.back().peak_rss_mb = PeakRssMb();
-    rows.back().rel_error = checker.RelError();
+    timings.push_back({.rel_error = checker.RelError(), .peak_rss_mb = PeakRssMb()});
   }
   for (int round = 0; round < options.rounds; ++round) {
     for (Contender& contender : contenders) {
@@ -184,11 +201,30 @@ absl::StatusOr<std::vector<Row>> Measure(const testing::Case& c,
         return status;
     }
   }
+  for (size_t i = 0; i < timings.size(); ++i)
+    timings[i].median_us = Median(contenders[i].rounds_us);
+  return timings;
+}
+
+absl::StatusOr<std::vector<Row>> Measure(const testing::Case& c,
+                                         const std::vector<std::unique_ptr<Backend>>& backends,
+                                         const MeasureOptions& options) {
+  const CaseMemory memory(c, {.seed = options.seed, .want_lse = false, .watch_inputs = false});
+  std::vector<AttentionTask> tasks;
   double flops = 0;
-  for (const AttentionProblem& p : memory.problems()) flops += CountedFlops(p);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    rows[i].median_us = Median(contenders[i].rounds_us);
-    rows[i].tflops = flops / rows[i].median_us * 1e-6;
+  for (size_t i = 0; i < memory.problems().size(); ++i) {
+    tasks.push_back({memory.problems()[i], {}, memory.args()[i]});
+    flops += CountedFlops(memory.problems()[i]);
+  }
+  std::vector<Backend*> pointers;
+  for (const auto& backend : backends) pointers.push_back(backend.get());
+  const auto timings = TimeTasks(tasks, pointers, options);
+  if (!timings.ok()) return timings.status();
+  std::vector<Row> rows;
+  for (size_t i = 0; i < backends.size(); ++i) {
+    rows.push_back(Describe(c, *backends[i], memory));
+    rows.back().timing = (*timings)[i];
+    rows.back().tflops = flops / rows.back().timing.median_us * 1e-6;
   }
   return rows;
 }

@@ -53,30 +53,32 @@ std::string ToTable(const std::vector<Row>& rows) {
                       "backend", "median_us", "TFLOP/s", "rel_error", "peak_rss_mb");
   for (const Row& row : rows) {
     absl::StrAppendFormat(&table, "%-*s  %-*s  %12.1f  %9.4f  %9.2e  %11.1f\n", case_width,
-                          row.case_name, backend_width, row.backend, row.median_us, row.tflops,
-                          row.rel_error, row.peak_rss_mb);
+                          row.case_name, backend_width, row.backend, row.timing.median_us,
+                          row.tflops, row.timing.rel_error, row.timing.peak_rss_mb);
   }
   return table;
 }
 
+nlohmann::ordered_json ToObject(const Row& row) {
+  return {{"backend", row.backend},
+          {"kernel", row.kernel},
+          {"dtype", DTypeName(row.shape.dtype)},
+          {"mask", row.mask},
+          {"batch", row.shape.batch},
+          {"q_heads", row.shape.q_heads},
+          {"kv_heads", row.shape.kv_heads},
+          {"q_len", row.shape.q_len},
+          {"kv_len", row.shape.kv_len},
+          {"head_dim", row.shape.head_dim},
+          {"median_us", row.timing.median_us},
+          {"tflops", row.tflops},
+          {"rel_error", row.timing.rel_error},
+          {"peak_rss_mb", row.timing.peak_rss_mb}};
+}
+
 std::string ToJson(const std::vector<Row>& rows) {
   nlohmann::ordered_json array = nlohmann::ordered_json::array();
-  for (const Row& row : rows) {
-    array.push_back({{"backend", row.backend},
-                     {"kernel", row.kernel},
-                     {"dtype", DTypeName(row.shape.dtype)},
-                     {"mask", row.mask},
-                     {"batch", row.shape.batch},
-                     {"q_heads", row.shape.q_heads},
-                     {"kv_heads", row.shape.kv_heads},
-                     {"q_len", row.shape.q_len},
-                     {"kv_len", row.shape.kv_len},
-                     {"head_dim", row.shape.head_dim},
-                     {"median_us", row.median_us},
-                     {"tflops", row.tflops},
-                     {"rel_error", row.rel_error},
-                     {"peak_rss_mb", row.peak_rss_mb}});
-  }
+  for (const Row& row : rows) array.push_back(ToObject(row));
   return array.dump(2) + "\n";
 }
 

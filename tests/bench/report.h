@@ -2,6 +2,7 @@
 #ifndef ATTND_TESTS_BENCH_REPORT_H_
 #define ATTND_TESTS_BENCH_REPORT_H_
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@ std::string Recipe(int threads, const MeasureOptions& options);
 
 // One line a row, columns aligned, a header first.
 std::string ToTable(const std::vector<Row>& rows);
+
+// What a row is in JSON.
+nlohmann::ordered_json ToObject(const Row& row);
 
 // A JSON array, an object a row.
 std::string ToJson(const std::vector<Row>& rows);

@@ -91,10 +91,30 @@ def test_the_table_comes_last_and_names_its_recipe():
     assert len(lines) > header + 1
 
 
+def test_tune_says_where_there_is_nothing_to_choose():
+    arguments = ["--tune", "--backend=cpu_portable", "--tune_lengths=8", "--tune_tokens=8"]
+    result = bench(*arguments)
+    assert result.returncode == 0 and result.stdout == ""
+    assert "cpu_portable has one configuration of each kernel" in result.stderr
+    assert json.loads(bench("--json", *arguments).stdout) == []
+
+
+def test_tune_has_cases_of_its_own():
+    names = bench("--tune", "--list").stdout.split()
+    assert len(names) == len(set(names)) == 2 * 5 * 3 * 3
+    chosen = bench("--tune", "--list", "--tune_lengths=256", "--tune_tokens=1024", "--filter=/bf16_d128_").stdout.split()
+    assert chosen == [f"tune/bf16_d128_h16x16_q256_kv256_{mask}_b4" for mask in ("full", "causal", "causal+window_128_-")]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (["--backend=abacus"], "abacus"),
+        (["--tune", "--backend=abacus"], "abacus"),
+        (["--tune", "--backend=cpu_portable,reference"], "names 2"),
+        (["--tune", "--tune_lengths=512,none"], "none"),
+        (["--tune", "--tune_tokens=0"], "tune_tokens is 0"),
+        (["--tune", "--filter=no_such_case"], "no_such_case"),
         (["--filter=no_such_case"], "no_such_case"),
         (["--filter=("], "regular expression"),
         (["--rounds=0"], "rounds is 0"),
