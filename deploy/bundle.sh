@@ -42,6 +42,7 @@ take tests "${tests[@]/#/$build/tests/}"
 take lib "$build"/lib/*.so
 install -m 644 "$root"/tests/data/*.safetensors "$root"/tests/data/manifest.json "$out/data/"
 install -m 755 "$root"/tests/gpu/*.sh "$root"/tests/gpu/*.py "$root/deploy/demo.sh" "$out/gpu/"
+install -m 644 "$root"/tests/bench/{gpu_peers,peers_*}.py "$out/gpu/"
 
 for file in "$out"/bin/* "$out"/tests/* "$out"/lib/*.so; do [ ! -f "$file" ] || ldd "$file"; done |
   awk '$2 == "=>" && $3 ~ "^/" { print $3 }' | sort -u |

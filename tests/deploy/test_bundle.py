@@ -35,6 +35,8 @@ def test_a_bundle_runs_what_it_holds(tmp_path):
     out = tmp_path / "bundle"
     assert sorted(p.name for p in (out / "bin").iterdir()) == ["attnctl", "attnd", "attnload", "kernel_bench"]
     assert (out / "data" / "manifest.json").exists() and (out / "gpu" / "run.sh").exists()
+    listed = subprocess.run([out / "run.sh", "python3", "gpu/gpu_peers.py", "no.so", "--list"], capture_output=True, text=True)
+    assert "bf16_d128_causal_h16x16_L2048" in listed.stdout, listed.stderr
     assert subprocess.run([out / "run.sh", "bin/attnd"]).returncode == 0
 
 
