@@ -59,9 +59,11 @@ absl::StatusOr<std::vector<TuneRow>> Tune(const testing::Case& c,
 // One line a row, the best marked by "*", what computed wrongly by "WRONG"; a header first.
 std::string ToTable(const std::vector<TuneRow>& rows);
 
-// The choice as kernels/cuda/sm90a/config.h lists it: head_dim, family, warpgroups of 64 query
-// rows, keys a tile, a line for each that is best at some length, with those lengths. Dtypes have
-// one choice: the smallest geometric mean of times. How many stages a tile has, no plan tells.
+// The choice as kernels/cuda/sm90a/config.h lists it: head_dim, family, the first length of keys
+// that it is for, warpgroups of 64 query rows, keys a tile. Behind each line the lengths at which
+// it was best, and by how much. Dtypes have one choice: the smallest geometric mean of times.
+// Stages stay the words kStages and kQStages: they are the configuration's own, and no plan tells
+// them.
 std::string ToConfigLines(const std::vector<TuneRow>& rows);
 
 // A JSON array: ToObject's keys without peak_rss_mb, and configuration, family, q_tile, kv_tile,

@@ -3,12 +3,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "tests/bench/report.h"
 #include "tests/bench/tune.h"
 
@@ -31,25 +30,36 @@ const char* FamilyConstant(kernels::Family family) {
   return "?";
 }
 
+// One configuration at one length.
 struct Total {
-  const TuneRow* row = nullptr;  // the first of them
+  int configuration = 0;
+  const TuneRow* row = nullptr;  // the first of its dtypes
   double log_us = 0;             // sum over dtypes
-  int dtypes = 0;
+  int dtypes = 0;                // for which it is right
 };
 
 using Key = std::pair<int, kernels::Family>;  // head_dim class
-using Lengths = std::vector<int64_t>;
 
-// The configuration of most dtypes; of several, the one with the least time.
-const TuneRow* Choose(const std::map<int, Total>& by_configuration) {
-  const Total* best = nullptr;
+// Those that are right for all dtypes, the fastest first.
+std::vector<Total> Ranked(const std::map<int, Total>& by_configuration) {
+  int dtypes = 0;
   for (const auto& [configuration, total] : by_configuration) {
-    if (best == nullptr || total.dtypes > best->dtypes ||
-        (total.dtypes == best->dtypes && total.log_us < best->log_us)) {
-      best = &total;
-    }
+    dtypes = std::max(dtypes, total.dtypes);
   }
-  return best == nullptr ? nullptr : best->row;
+  std::vector<Total> ranked;
+  for (const auto& [configuration, total] : by_configuration) {
+    if (total.dtypes == dtypes) ranked.push_back(total);
+  }
+  std::stable_sort(ranked.begin(), ranked.end(),
+                   [](const Total& a, const Total& b) { return a.log_us < b.log_us; });
+  return ranked;
+}
+
+// "2048 +3.1 %": the length, and how much faster the best is than the next.
+std::string LengthAndGain(int64_t length, const std::vector<Total>& ranked) {
+  if (ranked.size() < 2) return absl::StrCat(length);
+  const double gain = std::exp((ranked[1].log_us - ranked[0].log_us) / ranked[0].dtypes) - 1;
+  return absl::StrFormat("%d %+.1f %%", length, 100 * gain);
 }
 
 }  // namespace
@@ -75,28 +85,33 @@ std::string ToTable(const std::vector<TuneRow>& rows) {
 }
 
 std::string ToConfigLines(const std::vector<TuneRow>& rows) {
-  std::map<std::pair<Key, int64_t>, std::map<int, Total>> totals;
+  std::map<Key, std::map<int64_t, std::map<int, Total>>> totals;
   for (const TuneRow& row : rows) {
     if (!row.is_right) continue;
     const Key key{row.plan.key.head_dim_class, row.plan.key.family};
-    Total& total = totals[{key, row.row.shape.q_len}][row.configuration];
-    if (total.row == nullptr) total.row = &row;
+    Total& total = totals[key][row.row.shape.kv_len][row.configuration];
+    if (total.row == nullptr) total = {row.configuration, &row, 0, 0};
     total.log_us += std::log(row.row.timing.median_us);
     ++total.dtypes;
   }
-  // By key and tiles, with the lengths at which they are the choice.
-  std::map<std::tuple<Key, int, int64_t, int64_t>, Lengths> chosen;
-  for (const auto& [key_and_length, by_configuration] : totals) {
-    const TuneRow& row = *Choose(by_configuration);
-    chosen[{key_and_length.first, row.configuration, row.plan.q_tile, row.plan.kv_tile}].push_back(
-        key_and_length.second);
-  }
   std::string lines;
-  for (const auto& [choice, lengths] : chosen) {
-    const auto& [key, configuration, q_tile, kv_tile] = choice;
-    absl::StrAppendFormat(&lines, "ATTND_CONFIG(%d, %s, %d, %d);  // configuration %d: length %s\n",
-                          key.first, FamilyConstant(key.second), q_tile / kWarpgroupRows, kv_tile,
-                          configuration, absl::StrJoin(lengths, ", "));
+  for (const auto& [key, by_length] : totals) {
+    int last = -1;
+    for (const auto& [length, by_configuration] : by_length) {
+      const std::vector<Total> ranked = Ranked(by_configuration);
+      const Total& best = ranked[0];
+      if (best.configuration != last) {
+        absl::StrAppendFormat(
+            &lines, "%sATTND_CONFIG(%d, %s, %d, %d, %d, kStages, kQStages)  // configuration %d: ",
+            last < 0 ? "" : "\n", key.first, FamilyConstant(key.second), last < 0 ? 0 : length,
+            best.row->plan.q_tile / kWarpgroupRows, best.row->plan.kv_tile, best.configuration);
+      } else {
+        absl::StrAppend(&lines, ", ");
+      }
+      absl::StrAppend(&lines, LengthAndGain(length, ranked));
+      last = best.configuration;
+    }
+    absl::StrAppend(&lines, "\n");
   }
   return lines;
 }

@@ -158,18 +158,26 @@ TuneRow MakeRow(kernels::DType dtype, int64_t length, int configuration, double 
 
 TEST(ToConfigLinesTest, OneChoiceForBothDtypesByLength) {
   using kernels::DType;
-  std::vector<TuneRow> rows = {
+  const std::vector<TuneRow> rows = {
       MakeRow(DType::kBF16, 512, 0, 10),  MakeRow(DType::kBF16, 512, 1, 12),
       MakeRow(DType::kBF16, 2048, 0, 30), MakeRow(DType::kBF16, 2048, 1, 29),
       MakeRow(DType::kF16, 2048, 0, 30),  MakeRow(DType::kF16, 2048, 1, 32),
       MakeRow(DType::kBF16, 8192, 0, 90), MakeRow(DType::kBF16, 8192, 1, 80),
       MakeRow(DType::kF16, 8192, 0, 90),  MakeRow(DType::kF16, 8192, 1, 91)};
   EXPECT_EQ(ToConfigLines(rows),
-            "ATTND_CONFIG(128, kCausal, 2, 128);  // configuration 0: length 512, 2048\n"
-            "ATTND_CONFIG(128, kCausal, 2, 160);  // configuration 1: length 8192\n");
+            "ATTND_CONFIG(128, kCausal, 0, 2, 128, kStages, kQStages)  // configuration 0: "
+            "512 +20.0 %, 2048 +1.5 %\n"
+            "ATTND_CONFIG(128, kCausal, 8192, 2, 160, kStages, kQStages)  // configuration 1: "
+            "8192 +5.5 %\n");
+}
+
+TEST(ToConfigLinesTest, WhatIsWrongForOneDtypeIsNotChosen) {
+  using kernels::DType;
+  std::vector<TuneRow> rows = {MakeRow(DType::kBF16, 512, 0, 10), MakeRow(DType::kBF16, 512, 1, 5),
+                               MakeRow(DType::kF16, 512, 0, 10), MakeRow(DType::kF16, 512, 1, 5)};
   rows.back().is_right = false;
   EXPECT_EQ(ToConfigLines(rows),
-            "ATTND_CONFIG(128, kCausal, 2, 128);  // configuration 0: length 512, 2048, 8192\n");
+            "ATTND_CONFIG(128, kCausal, 0, 2, 128, kStages, kQStages)  // configuration 0: 512\n");
 }
 
 TEST(ToJsonTest, TellsTheChoice) {
