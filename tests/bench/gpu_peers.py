@@ -131,6 +131,8 @@ def main():
         print(*[s.name for s in args.shapes], *(["gpt2"] if args.gpt2 else []), sep="\n")
         return
     budget = Budget(args.budget_s)
+    results = Results(args.json, {})
+    results.save()  # a file that cannot be written is an error before time is spent
     import peers_impls  # needs torch
     import peers_lab
 
@@ -145,13 +147,14 @@ def main():
         compilers.wait(budget.left_s(COMPILE_SHARE))
     finally:
         compilers.wait(0)
-    recipe = {**lab.recipe(), "date": datetime.date.today().isoformat(), "rounds": args.rounds}
-    results = Results(args.json, recipe)
-    measure(lab, args.shapes, args.impls, args.rounds, budget, results, args.gpt2)
-    if args.markdown:
-        with open(args.markdown, "w") as file:
-            file.write(peers_summary.markdown(results.data))
-    print(*peers_summary.summary_lines(results.data), sep="\n")
+    results.data["recipe"] = {**lab.recipe(), "date": datetime.date.today().isoformat(), "rounds": args.rounds}
+    try:
+        measure(lab, args.shapes, args.impls, args.rounds, budget, results, args.gpt2)
+    finally:  # a GPU that failed leaves what was measured before
+        print(*peers_summary.summary_lines(results.data), sep="\n", flush=True)
+        if args.markdown:
+            with open(args.markdown, "w") as file:
+                file.write(peers_summary.markdown(results.data))
 
 
 if __name__ == "__main__":

@@ -175,10 +175,11 @@ def test_markdown_holds_every_table(results):
     assert all(len(found) <= 1 for found in widths)
 
 
-@pytest.mark.parametrize("arguments, message", [(["--impls=abacus"], "abacus"), (["--rounds=0"], "rounds is 0"), (["--only=fp8"], "fp8")])
+@pytest.mark.parametrize("arguments, message", [(["--impls=abacus"], "abacus"), (["--rounds=0"], "rounds is 0"), (["--only=fp8"], "fp8"),
+                                                ([f"--json={HERE}/no/rows.json"], "rows.json")])
 def test_a_mistake_is_an_error_before_torch_is_loaded(arguments, message):
     result = subprocess.run([sys.executable, HERE / "gpu_peers.py", "no.so", *arguments], capture_output=True, text=True, timeout=60)
-    assert result.returncode == 2 and message in result.stderr
+    assert result.returncode != 0 and message in result.stderr and "torch" not in result.stderr
 
 
 def texts(path):
