@@ -2,8 +2,9 @@
 # Packs a build into one folder that runs on another machine: stripped programs, tests and benches, and every shared
 # library that they need but the C library's own. Needs nothing there but a Linux of the same age or newer.
 #
-#   deploy/bundle.sh [BUILD_DIR [OUT_DIR]]     default: build/shared, which it builds first; build/bundle
+#   deploy/bundle.sh [BUILD_DIR [OUT_DIR [DELAYS_BUILD_DIR]]]     default: build/shared, which it builds first; build/bundle
 #
+# DELAYS_BUILD_DIR: a build of attnd_kernels_c with ATTND_RANDOM_DELAYS, whose libraries go to lib_delays/ (tests/gpu).
 # In the folder: bin/, tests/, lib/, data/, gpu/ and run.sh, which sets the library path:  ./run.sh bin/attnd --help
 #
 # The preset "shared" makes attnd's libraries shared, so that the device code is there once: some ten programs have it
@@ -14,8 +15,8 @@ limit_mb=60
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 programs=(attnd attnctl attnload kernel_bench executor_bench)
 # The tests that gpu/run.sh runs.
-tests=(conformance_test invariance_test public_failures_test registry_test cuda_device_gpu_test cuda_devices_gpu_test
-  planted_race)
+tests=(conformance_test invariance_test dynamic_range_test public_failures_test registry_test cuda_device_gpu_test
+  cuda_devices_gpu_test planted_race)
 if [ $# = 0 ]; then
   (cd "$root" && cmake --preset shared && cmake --build --preset shared --target "${programs[@]}" "${tests[@]}" attnd_kernels_c)
 fi
@@ -40,6 +41,11 @@ take() {  # take DIR FILE...: copies what exists, stripped
 take bin "${programs[@]/#/$build/bin/}"
 take tests "${tests[@]/#/$build/tests/}"
 take lib "$build"/lib/*.so
+if [ $# -ge 3 ]; then
+  mkdir "$out/lib_delays"
+  take lib_delays "$3"/lib/libattnd_kernels*.so
+  [ -e "$out/lib_delays/libattnd_kernels_c.so" ] || { echo "bundle: $3/lib has no libattnd_kernels_c.so" >&2; exit 1; }
+fi
 install -m 644 "$root"/tests/data/*.safetensors "$root"/tests/data/manifest.json "$out/data/"
 install -m 755 "$root"/tests/gpu/*.sh "$root"/tests/gpu/*.py "$root/deploy/demo.sh" "$out/gpu/"
 install -m 644 "$root"/tests/bench/{gpu_peers,peers_*}.py "$out/gpu/"
