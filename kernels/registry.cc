@@ -1,14 +1,18 @@
 #include "kernels/registry.h"
 
 #include <cstdlib>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/cpu/cpu_backend.h"
 #if ATTND_HAVE_CUDA
 #include "kernels/cuda/generic/generic_backend.h"
+#include "kernels/cuda/sm90a/sm90a_backend.h"
 #endif
+#include "kernels/first_supporting.h"
 #include "kernels/reference/reference.h"
 
 namespace attnd::kernels {
@@ -18,8 +22,19 @@ constexpr absl::string_view kReference = "reference";
 
 absl::Status Always() { return absl::OkStatus(); }
 
+#if ATTND_HAVE_CUDA
+// fp32 has no kernels of its own for Hopper.
+std::unique_ptr<Backend> CreateForHopper(const BackendOptions& options) {
+  std::vector<std::unique_ptr<Backend>> backends;
+  backends.push_back(cuda::CreateSm90a(options));
+  backends.push_back(cuda::CreateGeneric(options));
+  return FirstSupporting(std::move(backends));
+}
+#endif
+
 constexpr BackendEntry kEntries[] = {
 #if ATTND_HAVE_CUDA
+    {cuda::kSm90aName, MemoryKind::kDevice, &cuda::Sm90aAvailable, &CreateForHopper},
     {cuda::kGenericName, MemoryKind::kDevice, &cuda::GenericAvailable, &cuda::CreateGeneric},
 #endif
 #if defined(__x86_64__)

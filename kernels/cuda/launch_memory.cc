@@ -54,20 +54,19 @@ absl::Status LaunchMemory::Grow(Slot& slot, int64_t size_bytes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<const ProblemDesc*> LaunchMemory::Upload(absl::Span<const ProblemDesc> problems,
-                                                        cudaStream_t stream) {
+absl::StatusOr<const void*> LaunchMemory::Upload(const void* data, int64_t size_bytes,
+                                                 cudaStream_t stream) {
   Slot& slot = slots_[next_slot_];
   next_slot_ = (next_slot_ + 1) % kSlots;
-  const int64_t size_bytes = static_cast<int64_t>(problems.size() * sizeof(ProblemDesc));
   ATTND_CUDA_RETURN_IF_ERROR(cudaEventSynchronize(slot.copied));
   if (slot.size_bytes < size_bytes) {
     if (absl::Status status = Grow(slot, size_bytes); !status.ok()) return status;
   }
-  std::memcpy(slot.pinned, problems.data(), size_bytes);
+  std::memcpy(slot.pinned, data, size_bytes);
   ATTND_CUDA_RETURN_IF_ERROR(
       cudaMemcpyAsync(slot.device, slot.pinned, size_bytes, cudaMemcpyHostToDevice, stream));
   ATTND_CUDA_RETURN_IF_ERROR(cudaEventRecord(slot.copied, stream));
-  return static_cast<const ProblemDesc*>(slot.device);
+  return slot.device;
 }
 
 }  // namespace attnd::kernels::cuda

@@ -11,8 +11,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
-#include "kernels/cuda/params.h"
 
 namespace attnd::kernels::cuda {
 
@@ -31,11 +29,10 @@ class LaunchMemory {
   unsigned long long* poisoned_tiles() const { return counters_ + 1; }
   absl::StatusOr<uint64_t> ReadPoisonedTiles() const;
 
-  // Copies descriptions to device memory of its own, in the stream's order: the span may go when
+  // Copies a list to device memory of its own, in the stream's order: `data` may go when
   // this returns. What it returns is valid for launches on this stream until kSlots more calls.
   // Waits only if the copy kSlots before this one is still under way.
-  absl::StatusOr<const ProblemDesc*> Upload(absl::Span<const ProblemDesc> problems,
-                                            cudaStream_t stream);
+  absl::StatusOr<const void*> Upload(const void* data, int64_t size_bytes, cudaStream_t stream);
 
  private:
   static constexpr int kSlots = 8;

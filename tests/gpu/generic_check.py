@@ -145,10 +145,11 @@ def timings(kernels, rows):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("kernels", metavar="LIBRARY")
+    parser.add_argument("--backend", default="cuda_generic")
     parser.add_argument("--json")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
-    kernels = Kernels(args.kernels, "cuda_generic")
+    kernels = Kernels(args.kernels, args.backend)
     count, failures, worst = correctness(kernels)
     rows = [(d, h, c, n) for d, h in ((torch.bfloat16, 128), (torch.bfloat16, 64), (torch.float16, 128), (torch.bfloat16, 256), (torch.bfloat16, 96), (torch.float32, 64), (torch.float32, 128))
             for c in (False, True) for n in ((2048, 8192) if args.quick else (512, 2048, 4096, 8192, 16384))]

@@ -14,6 +14,7 @@ ALLOWED = {
     "kernels/cpu": {"kernels"},
     "kernels/cuda": {"kernels"},
     "kernels/cuda/generic": {"kernels", "kernels/cuda"},
+    "kernels/cuda/sm90a": {"kernels", "kernels/cuda"},
     "kernels/reference": {"kernels"},
     "server": {"kernels", "server", "server/memory"},
     "server/memory": {"server", "server/memory", "kernels"},
@@ -30,7 +31,7 @@ ALLOWED = {
 }
 # Files that join the layers, and may therefore see more.
 JOINTS = {
-    "kernels/registry.cc": {"kernels", "kernels/cpu", "kernels/reference", "kernels/cuda/generic"},
+    "kernels/registry.cc": {"kernels", "kernels/cpu", "kernels/reference", "kernels/cuda/generic", "kernels/cuda/sm90a"},
     # The same errors of CUDA for kernels and server.
     "server/executor/cuda_runtime.cc": {"server", "server/executor", "kernels", "kernels/cuda"},
     "server/main.cc": None,

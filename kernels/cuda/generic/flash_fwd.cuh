@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/family.h"
 #include "kernels/cuda/generic/config.h"
 #include "kernels/cuda/generic/poison.cuh"
 #include "kernels/cuda/generic/products.cuh"
@@ -20,9 +21,6 @@
 #include "kernels/cuda/generic/work.cuh"
 
 namespace attnd::kernels::cuda::generic {
-
-// As kernels/launch_key.h has them.
-enum class KernelFamily { kFull, kCausal, kGeneral };
 
 template <class ElementT, int kHeadDimT, KernelFamily kFamilyT>
 struct Traits {

@@ -7,39 +7,12 @@
 #ifndef ATTND_KERNELS_CUDA_GENERIC_POISON_CUH_
 #define ATTND_KERNELS_CUDA_GENERIC_POISON_CUH_
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
 #include "kernels/cuda/generic/tile.cuh"
+#include "kernels/cuda/score.cuh"
 
 namespace attnd::kernels::cuda::generic {
-
-// A word of two elements: adding kOne to the exponent bits carries into the sign bits
-// exactly where the exponent is all ones, which is where the element is not finite.
-template <class Element>
-struct FiniteBits;
-template <>
-struct FiniteBits<__half> {
-  static constexpr uint32_t kExponent = 0x7c007c00, kOne = 0x04000400, kCarry = 0x80008000;
-};
-template <>
-struct FiniteBits<__nv_bfloat16> {
-  static constexpr uint32_t kExponent = 0x7f807f80, kOne = 0x00800080, kCarry = 0x80008000;
-};
-
-template <class Element>
-__device__ __forceinline__ uint32_t NotFinite(uint32_t word) {
-  using B = FiniteBits<Element>;
-  return ((word & B::kExponent) + B::kOne) & B::kCarry;
-}
-template <class Element>
-__device__ __forceinline__ uint32_t WithoutNotFinite(uint32_t word) {
-  const uint32_t carry = NotFinite<Element>(word);
-  return word & ((carry & 0x8000u) ? 0xffff0000u : ~0u) &
-         ((carry & 0x80000000u) ? 0x0000ffffu : ~0u);
-}
 
 // Called by the whole block when V's tile has arrived, before it is read; holds barriers. Returns,
 // to every thread alike, whether something was taken out.

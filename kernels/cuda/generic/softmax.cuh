@@ -6,33 +6,14 @@
 
 #include "kernels/cuda/params.h"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/score.cuh"
 
 namespace attnd::kernels::cuda::generic {
-
-inline constexpr float kLog2E = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 
 // Where a warp's fragments lie in the score matrix.
 struct FragmentPlace {
   int row;  // of c[0]; c[2] is 8 rows below
   int key;  // of c[0], in the tile's first column of fragments
-};
-
-// x = cap * tanh(s * scale / cap) - slope * distance, in units of log2(e), for the family with
-// everything.
-struct ScoreTransform {
-  float scale;
-  float softcap;
-  float slope;
-  int diagonal;  // kv_len - q_len
-  bool alibi;
-
-  __device__ __forceinline__ float operator()(float s, int row, int key) const {
-    float x = __fmul_rn(s, scale);
-    if (softcap > 0) x = softcap * tanhf(x / softcap);
-    if (alibi) x -= slope * fabsf(static_cast<float>(row + diagonal - key));
-    return __fmul_rn(x, kLog2E);
-  }
 };
 
 template <int kRowTiles, int kKeyTiles>
@@ -92,11 +73,6 @@ struct RowState {
       }
   }
 };
-
-// Beyond this a base's rounding error, 2^-24 of it, would no longer be small beside 1, and a
-// maximum's own probability no longer near 1: there the scaled score is rounded before the
-// subtraction, as the base was.
-inline constexpr float kHugeBase = 1048576.0f;  // 2^20: an error of 2^-4
 
 // s becomes the probabilities, which sum adds up. kMayBeHuge: a base of the warp is huge.
 template <bool kMayBeHuge, int kRowTiles, int kKeyTiles>

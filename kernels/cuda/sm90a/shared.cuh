@@ -1,0 +1,143 @@
+// A block's shared memory, and the rings through which its warps hand tiles and items on.
+#ifndef ATTND_KERNELS_CUDA_SM90A_SHARED_CUH_
+#define ATTND_KERNELS_CUDA_SM90A_SHARED_CUH_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/family.h"
+#include "kernels/cuda/params.h"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/sm90a/config.h"
+#include "kernels/cuda/sm90a/ptx.cuh"
+#include "kernels/cuda/work.cuh"
+
+namespace attnd::kernels::cuda::sm90a {
+
+template <class ElementT, KernelFamily kFamilyT, class ConfigT>
+struct Traits : ConfigT {
+  using Element = ElementT;
+  static constexpr KernelFamily kFamily = kFamilyT;
+  static constexpr bool kGeneral = kFamily == KernelFamily::kGeneral;
+  // Only where a row may see less than its tile can V hold what must not reach it (scanner.cuh).
+  static constexpr bool kScan = kFamily != KernelFamily::kFull;
+};
+
+// The key tiles that an item's rows see: last down to first; none if last < first.
+struct KeyTiles {
+  int first;
+  int last;
+  __device__ __forceinline__ bool none() const { return last < first; }
+};
+inline constexpr int kGiveBack = 1;  // the scanner took something out of the item's V
+inline constexpr int kCounted = 2;
+
+// An item, as the dealer hands it to the other warps.
+struct Work : Assignment {
+  bool careful;  // V tiles beside a mask go past the scanner
+  int q_begin;
+  int kv_head;
+  KeyTiles tiles;
+};
+inline constexpr int kItemSlots = 4;
+
+// A V tile that the producer has yet to load.
+struct PendingV {
+  const CUtensorMap* map;
+  int row;
+  int head;
+  int batch;
+  bool scan;  // it goes past the scanner
+};
+
+template <class T>
+struct alignas(1024) Shared {
+  unsigned char q[T::kQStages][T::kQBytes];
+  unsigned char k[T::kStages][T::kKvBytes];
+  unsigned char v[T::kStages][T::kKvBytes];
+  // full: the copy engine has written it. empty: every warp is done with it.
+  uint64_t q_full[T::kQStages], q_empty[T::kQStages];
+  uint64_t k_full[T::kStages], k_empty[T::kStages];
+  uint64_t v_full[T::kStages], v_empty[T::kStages];
+  uint64_t v_landed[T::kStages];  // written, but not yet looked through
+  uint64_t item_full[kItemSlots], item_empty[kItemSlots];
+  int poisoned[T::kStages];
+  // Set by a consumer: the item's output is not finite, which what a mask hides may have done. It
+  // is dealt once more.
+  int redo[kItemSlots];
+  int give_back[kItemSlots];  // 0, kGiveBack, and then kCounted
+  PendingV pending;           // the producer's own: there it costs no registers
+  Work items[kItemSlots];
+};
+
+// A place in a ring of kCount, a power of two: how often its user has gone on. One register.
+template <int kCount>
+struct RingPlace {
+  static_assert((kCount & (kCount - 1)) == 0);
+  uint32_t count = 0;
+  __device__ __forceinline__ int index() const { return static_cast<int>(count) & (kCount - 1); }
+  __device__ __forceinline__ void Advance() { ++count; }
+
+  // Until what the place stands at has been filled, or emptied; the first round finds everything
+  // empty.
+  __device__ __forceinline__ void WaitFull(const uint64_t* ring) const {
+    ptx::BarrierWait(ptx::SharedAddress(ring + index()), (count / kCount) & 1);
+  }
+  __device__ __forceinline__ void WaitEmpty(const uint64_t* ring) const {
+    ptx::BarrierWait(ptx::SharedAddress(ring + index()), ~(count / kCount) & 1);
+  }
+};
+// One arrival a warp, when all its lanes have come here.
+__device__ __forceinline__ void WarpArrive(const uint64_t* ring, int index) {
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) ptx::BarrierArrive(ptx::SharedAddress(ring + index));
+}
+
+// Called by one thread; the block meets at a barrier afterwards.
+template <class T>
+__device__ __forceinline__ void InitBarriers(Shared<T>& shared) {
+  constexpr int kConsumerWarps = 4 * T::kConsumers;
+  constexpr int kScannerWarps = T::kScan ? 2 : 0;
+  const auto init = [](uint64_t* ring, int count, int arrivals) {
+    for (int i = 0; i < count; ++i) ptx::BarrierInit(ptx::SharedAddress(ring + i), arrivals);
+  };
+  init(shared.q_full, T::kQStages, 1);
+  init(shared.q_empty, T::kQStages, kConsumerWarps);
+  init(shared.k_full, T::kStages, 1);
+  init(shared.k_empty, T::kStages, kConsumerWarps);
+  init(shared.v_full, T::kStages, 1);
+  init(shared.v_empty, T::kStages, kConsumerWarps);
+  init(shared.v_landed, T::kStages, 1);
+  init(shared.item_full, kItemSlots, 1);
+  init(shared.item_empty, kItemSlots, kConsumerWarps + kScannerWarps + 1);
+  ptx::BarrierInitFence();
+}
+
+// Those of the rows [begin, end).
+template <class T>
+__device__ __forceinline__ KeyTiles KeyTilesOf(const ProblemDesc& p, int begin, int end) {
+  const int k_first = max(0, begin + p.band_lo);
+  const int k_last = min(p.kv_len - 1, end - 1 + p.band_hi);
+  if (end <= begin || k_last < k_first) return {0, -1};
+  return {k_first / T::kKvTile, k_last / T::kKvTile};
+}
+
+// True if a row of [begin, end) sees only part of this key tile.
+template <class T>
+__device__ __forceinline__ bool NeedsMask(const ProblemDesc& p, int begin, int end, int tile) {
+  const int k_begin = tile * T::kKvTile;
+  const int k_end = k_begin + T::kKvTile;
+  if constexpr (T::kFamily == KernelFamily::kFull) return k_end > p.kv_len;
+  return k_end > p.kv_len || end - 1 + p.band_lo > k_begin || k_end - 1 > begin + p.band_hi;
+}
+// The same for the block's whole query tile.
+template <class T>
+__device__ __forceinline__ bool NeedsMask(const Work& work, int tile) {
+  return NeedsMask<T>(work.problem, work.q_begin, min(work.q_begin + T::kQTile, work.problem.q_len),
+                      tile);
+}
+
+}  // namespace attnd::kernels::cuda::sm90a
+
+#endif  // ATTND_KERNELS_CUDA_SM90A_SHARED_CUH_

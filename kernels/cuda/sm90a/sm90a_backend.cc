@@ -1,0 +1,267 @@
+#include "kernels/cuda/sm90a/sm90a_backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/launch_list.h"
+#include "kernels/cuda/launch_memory.h"
+#include "kernels/cuda/sm90a/instance.h"
+#include "kernels/cuda/sm90a/params.h"
+#include "kernels/cuda/sm90a/repack.h"
+#include "kernels/cuda/sm90a/tensor_map.h"
+
+namespace attnd::kernels::cuda {
+namespace {
+
+using sm90a::LaunchParams;
+using sm90a::MappedTensor;
+using sm90a::Problem;
+
+constexpr int64_t kElementBytes = 2;
+
+// Q, K and V of a task, as the copy engine sees them.
+struct Operands {
+  MappedTensor q;
+  MappedTensor k;
+  MappedTensor v;
+};
+Operands OperandsOf(const AttentionTask& task) {
+  const AttentionProblem& p = task.problem;
+  const AttentionArgs& a = task.args;
+  const auto map = [&p](const void* data, const Strides& strides, int64_t heads, int64_t len) {
+    return MappedTensor{data,      {strides.batch, strides.head, strides.row}, p.batch, heads, len,
+                        p.head_dim};
+  };
+  return {map(a.q, a.q_strides, p.q_heads, p.q_len), map(a.k, a.k_strides, p.kv_heads, p.kv_len),
+          map(a.v, a.v_strides, p.kv_heads, p.kv_len)};
+}
+
+// ATTND_SM90A_CONFIG=n, for tuning and tests: the n-th instance of every launch key, or its last.
+// -1: not set.
+int ForcedConfig() {
+  // Nothing here sets variables. NOLINTNEXTLINE(concurrency-mt-unsafe)
+  const char* const value = std::getenv("ATTND_SM90A_CONFIG");
+  int index = -1;
+  if (value == nullptr || !absl::SimpleAtoi(value, &index) || index < 0) return -1;
+  return index;
+}
+
+int64_t RepackBytes(absl::Span<const AttentionTask> tasks) {
+  int64_t bytes = 0;
+  for (const AttentionTask& task : tasks) {
+    if (task.problem.empty()) continue;
+    const auto [q, k, v] = OperandsOf(task);
+    for (const MappedTensor& tensor : {q, k, v}) {
+      if (!sm90a::CanMap(tensor)) bytes += sm90a::RepackedBytes(tensor);
+    }
+  }
+  return bytes;
+}
+
+// Device memory for repacked tensors, in the stream's order: it goes when what was launched since
+// is done. The server lays out tensors so that none is needed.
+class Scratch {
+ public:
+  explicit Scratch(cudaStream_t stream) : stream_(stream) {}
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() {
+    if (memory_ != nullptr) cudaFreeAsync(memory_, stream_);
+  }
+  absl::Status Allocate(int64_t size_bytes) {
+    if (size_bytes == 0) return absl::OkStatus();
+    ATTND_CUDA_RETURN_IF_ERROR(cudaMallocAsync(&memory_, size_bytes, stream_));
+    return absl::OkStatus();
+  }
+  void* Take(int64_t size_bytes) {
+    void* const taken = static_cast<unsigned char*>(memory_) + taken_bytes_;
+    taken_bytes_ += size_bytes;
+    return taken;
+  }
+
+ private:
+  const cudaStream_t stream_;
+  void* memory_ = nullptr;
+  int64_t taken_bytes_ = 0;
+};
+
+class Sm90aBackend final : public Backend {
+ public:
+  Sm90aBackend(std::unique_ptr<LaunchMemory> memory, sm90a::EncodeFunction encode, int device,
+               int multiprocessors, std::map<std::string, const Instance*> instances)
+      : memory_(std::move(memory)),
+        encode_(encode),
+        device_(device),
+        multiprocessors_(multiprocessors),
+        instances_(std::move(instances)),
+        forced_(ForcedConfig()) {
+    for (const auto& [name, instance] : instances_) by_key_[instance->key].push_back(instance);
+    for (auto& [key, of_key] : by_key_) {
+      std::sort(of_key.begin(), of_key.end(), [](const Instance* a, const Instance* b) {
+        return a->from_kv_len < b->from_kv_len;
+      });
+    }
+  }
+
+  absl::string_view Name() const override { return kSm90aName; }
+
+  absl::Status Supports(const AttentionProblem& p) const override {
+    if (absl::Status status = CheckLengths(p); !status.ok()) return status;
+    const std::string key = KernelName(KeyOf(p), "sm90a");
+    if (!by_key_.contains(key)) {
+      return absl::UnimplementedError(absl::StrCat("this device or build has no kernel ", key));
+    }
+    return absl::OkStatus();
+  }
+
+  KernelPlan Plan(const AttentionProblem& p) const override {
+    KernelPlan plan;
+    plan.key = KeyOf(p);
+    const Instance& instance = Choose(by_key_.at(KernelName(plan.key, "sm90a")), p.kv_len);
+    plan.kernel = instance.name;
+    plan.q_tile = instance.q_tile;
+    plan.kv_tile = instance.kv_tile;
+    return plan;
+  }
+
+  int64_t WorkspaceBytes(absl::Span<const AttentionTask>) const override { return 0; }
+
+  absl::Status Run(absl::Span<const AttentionTask> tasks, void*, Stream opaque_stream) override {
+    const auto stream = static_cast<cudaStream_t>(opaque_stream);
+    ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
+    Scratch scratch(stream);
+    if (absl::Status status = scratch.Allocate(RepackBytes(tasks)); !status.ok()) return status;
+    std::map<const Instance*, std::vector<Problem>> launches;
+    for (const AttentionTask& task : tasks) {
+      if (task.problem.empty()) continue;
+      const Instance* instance = instances_.at(task.plan.kernel);
+      absl::StatusOr<Problem> problem = Describe(task, *instance, scratch, stream);
+      if (!problem.ok()) return problem.status();
+      launches[instance].push_back(*problem);
+    }
+    for (auto& [instance, problems] : launches) {
+      if (absl::Status status = Launch(*instance, problems, stream); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // Several instances of one launch key, by from_kv_len.
+  using Instances = std::vector<const Instance*>;
+
+  const Instance& Choose(const Instances& instances, int64_t kv_len) const {
+    size_t chosen = 0;
+    if (forced_ >= 0) {
+      chosen = std::min(static_cast<size_t>(forced_), instances.size() - 1);
+    } else {
+      while (chosen + 1 < instances.size() && instances[chosen + 1]->from_kv_len <= kv_len) {
+        ++chosen;
+      }
+    }
+    return *instances[chosen];
+  }
+
+  absl::StatusOr<Problem> Describe(const AttentionTask& task, const Instance& instance,
+                                   Scratch& scratch, cudaStream_t stream) const {
+    auto [q, k, v] = OperandsOf(task);
+    for (MappedTensor* tensor : {&q, &k, &v}) {
+      if (sm90a::CanMap(*tensor)) continue;
+      void* const copy = scratch.Take(sm90a::RepackedBytes(*tensor));
+      if (absl::Status status = sm90a::Repack(*tensor, copy, stream); !status.ok()) return status;
+      tensor->strides = sm90a::RepackedStrides(*tensor);
+      tensor->data = copy;
+    }
+    Problem problem = {};
+    problem.desc = cuda::Describe(task, instance.q_tile);
+    problem.desc.aligned = Aligned16(task.args.o, task.args.o_strides, kElementBytes);
+    const bool bf16 = task.problem.dtype == DType::kBF16;
+    const std::pair<CUtensorMap*, std::pair<const MappedTensor*, int>> maps[] = {
+        {&problem.q_map, {&q, instance.q_tile}},
+        {&problem.k_map, {&k, instance.kv_tile}},
+        {&problem.v_map, {&v, instance.kv_tile}}};
+    for (const auto& [map, tensor] : maps) {
+      if (absl::Status status = sm90a::Encode(encode_, *tensor.first, bf16, tensor.second, *map);
+          !status.ok()) {
+        return status;
+      }
+    }
+    return problem;
+  }
+
+  absl::Status Launch(const Instance& instance, std::vector<Problem>& problems,
+                      cudaStream_t stream) {
+    LaunchParams params = {};
+    params.n_items = DealItems(problems, instance.q_tile);
+    params.n_problems = static_cast<int>(problems.size());
+    params.next_item = memory_->next_item();
+    params.poisoned_tiles = memory_->poisoned_tiles();
+    if (params.n_problems <= sm90a::kInlineProblems) {
+      std::copy(problems.begin(), problems.end(), params.inline_problems);
+    } else {
+      absl::StatusOr<const void*> uploaded =
+          memory_->Upload(problems.data(), problems.size() * sizeof(Problem), stream);
+      if (!uploaded.ok()) return uploaded.status();
+      params.problems = static_cast<const Problem*>(*uploaded);
+    }
+    const int grid = static_cast<int>(std::min<int64_t>(params.n_items, multiprocessors_));
+    void* arguments[] = {&params};
+    ATTND_CUDA_RETURN_IF_ERROR(cudaLaunchKernel(instance.symbol, dim3(grid), dim3(instance.threads),
+                                                arguments, instance.shared_bytes, stream));
+    return absl::OkStatus();
+  }
+
+  const std::unique_ptr<LaunchMemory> memory_;
+  const sm90a::EncodeFunction encode_;
+  const int device_;
+  const int multiprocessors_;
+  const std::map<std::string, const Instance*> instances_;
+  const int forced_;  // -1: by length
+  std::map<std::string, Instances> by_key_;
+};
+
+absl::StatusOr<std::unique_ptr<Backend>> Create() {
+  int device = 0;
+  int multiprocessors = 0;
+  ATTND_CUDA_RETURN_IF_ERROR(cudaGetDevice(&device));
+  ATTND_CUDA_RETURN_IF_ERROR(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  absl::StatusOr<sm90a::EncodeFunction> encode = sm90a::FindEncoder();
+  if (!encode.ok()) return encode.status();
+  absl::StatusOr<std::map<std::string, const Instance*>> instances =
+      LoadInstances(sm90a::Instances(), device);
+  if (!instances.ok()) return instances.status();
+  absl::StatusOr<std::unique_ptr<LaunchMemory>> memory = LaunchMemory::Create();
+  if (!memory.ok()) return memory.status();
+  return std::make_unique<Sm90aBackend>(std::move(*memory), *encode, device, multiprocessors,
+                                        *std::move(instances));
+}
+
+}  // namespace
+
+absl::Status Sm90aAvailable() {
+  int major = 0;
+  int minor = 0;
+  ATTND_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  ATTND_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
+  if (major != 9 || minor != 0) {
+    return absl::FailedPreconditionError(absl::StrCat("device 0 has compute capability ", major,
+                                                      ".", minor, "; these kernels need 9.0"));
+  }
+  return sm90a::FindEncoder().status();
+}
+
+std::unique_ptr<Backend> CreateSm90a(const BackendOptions&) {
+  absl::StatusOr<std::unique_ptr<Backend>> backend = Create();
+  return backend.ok() ? std::move(*backend) : nullptr;
+}
+
+}  // namespace attnd::kernels::cuda
