@@ -99,8 +99,8 @@ def standard_steps(q, k, v, causal, dropout=0.0):
     return [*steps, ("pv", lambda p: p @ v)]
 
 
-def standard_run(shape, q, k, v):
-    steps = standard_steps(q, k, v, shape.causal)
+def standard_run(shape, q, k, v, dropout=0.0):
+    steps = standard_steps(q, k, v, shape.causal, dropout)
 
     def run(n):
         for _ in range(n):
