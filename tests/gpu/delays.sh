@@ -17,9 +17,7 @@ skip() { echo "$*"; exit 77; }
 command -v cuobjdump >/dev/null || skip "no cuobjdump, to see that the delays are there"
 python3 -c 'import torch' 2>/dev/null || skip "no torch"
 
-sleeps() {  # sleeps DIR: how often kernels of its libraries can sleep
-  for library in "$1"/libattnd*.so; do cuobjdump --dump-sass "$library" 2>/dev/null; done | grep -c ' NANOSLEEP'
-}
+sleeps() { "$here/sass.sh" --code "$1"/libattnd*.so | grep -c ' NANOSLEEP'; }  # sleeps DIR: places to sleep in its kernels
 with=$(sleeps "$delays")
 without=$(sleeps "$plain")
 if [ "$with" = 0 ] || [ "$without" != 0 ]; then

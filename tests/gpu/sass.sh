@@ -3,11 +3,26 @@
 # local memory (STL, LDL: spilled registers). Prints a line a kernel with its counts. Exits 77, skipped, where there is no
 # cuobjdump.
 #
-#   sass.sh LIBRARY...     shared libraries, programs or objects; together they hold at least one such kernel
+#   sass.sh [--code] LIBRARY...     shared libraries, programs or objects; together they hold at least one such kernel
+#
+# --code: prints the code itself, and judges nothing.
 set -uo pipefail
 
 command -v cuobjdump >/dev/null || { echo "no cuobjdump here"; exit 77; }
-for file in "$@"; do cuobjdump --dump-sass "$file" 2>/dev/null; done | awk '
+code=
+[ "${1:-}" != --code ] || { code=1; shift; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+for file in "$@"; do (file=$(realpath "$file") && cd "$work" && cuobjdump --extract-elf all "$file" >/dev/null 2>&1); done
+# To disassemble all of a library takes half a minute on one core: these kernels alone, on all cores.
+find "$work" -name '*.cubin' -print0 | xargs -0 -r grep -lZ _sm90a |
+  xargs -0 -r -n 1 -P "$(nproc)" sh -c 'cuobjdump --dump-sass "$1" >"$1.sass" 2>/dev/null' dump
+code_of_all() { find "$work" -name '*.sass' -exec cat {} +; }
+if [ -n "$code" ]; then
+  code_of_all
+  exit
+fi
+code_of_all | awk '
   function finish() {
     if (name == "") return
     kernels++
@@ -27,6 +42,6 @@ for file in "$@"; do cuobjdump --dump-sass "$file" 2>/dev/null; done | awk '
   / (STL|LDL)[. ]/ { spills++ }
   END {
     finish()
-    printf "%d kernels, %d wrong\n", kernels, wrong
+    printf "in all: %d kernels, %d wrong\n", kernels, wrong
     exit kernels == 0 || wrong > 0
-  }'
+  }' | sort
