@@ -62,7 +62,7 @@ __device__ __forceinline__ Item ItemOf(const DescOf& desc_of, int n_problems, in
 template <class Params>
 __device__ __forceinline__ int64_t TakeNumber(const Params& params) {
   const unsigned long long number = atomicAdd(params.next_item, 1ull);
-  if (number == params.n_items + gridDim.x - 1) *params.next_item = 0;
+  if (static_cast<int64_t>(number) == params.n_items + gridDim.x - 1) *params.next_item = 0;
   return static_cast<int64_t>(number);
 }
 

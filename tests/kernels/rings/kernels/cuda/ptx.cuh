@@ -1,0 +1,27 @@
+// Stands for kernels/cuda/ptx.cuh where kernel code runs on host threads.
+#ifndef ATTND_KERNELS_CUDA_PTX_CUH_
+#define ATTND_KERNELS_CUDA_PTX_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+#include <cstdint>
+
+namespace attnd::kernels::cuda::ptx {
+
+// The block's shared memory: addresses count from here.
+inline unsigned char* shared_base = nullptr;
+
+inline uint32_t SharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - shared_base);
+}
+inline float Exp2(float x) { return std::exp2(x); }
+template <class Element>
+uint32_t Pack2(float, float) {
+  return 0;
+}
+
+}  // namespace attnd::kernels::cuda::ptx
+
+#endif  // ATTND_KERNELS_CUDA_PTX_CUH_
