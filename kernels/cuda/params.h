@@ -37,6 +37,9 @@ struct ProblemDesc {
   int kv_len;
   int head_dim;
   int n_q_tiles;
+  // Query heads whose tiles are dealt together where the mask makes tiles differ: their K and V fit
+  // the L2 cache, which all their tiles then read them from.
+  int section_heads;
   int band_lo;
   int band_hi;
   float scale;
@@ -45,7 +48,7 @@ struct ProblemDesc {
   int aligned;
 };
 
-// By value up to this many: 16 * 216 bytes fit the 4 KB that every driver takes; in device memory
+// By value up to this many: 16 * 224 bytes fit the 4 KB that every driver takes; in device memory
 // beyond.
 inline constexpr int kInlineProblems = 16;
 

@@ -23,9 +23,10 @@ struct Assignment {
   bool none_left;
 };
 
-// Problems stand longest first, and within one the tiles with most keys come first where the mask
-// makes them differ (kDescending), all heads of one tile row together; otherwise tiles of one head
-// follow each other and share K/V. `desc_of(i)` gives problem i.
+// Problems stand longest first. Where the mask makes a problem's tiles differ (kDescending), its
+// heads come in sections of section_heads, and within one the tiles with most keys come first, all
+// heads of one tile row together. Otherwise tiles of one head follow each other and share K/V.
+// `desc_of(i)` gives problem i.
 template <bool kDescending, class DescOf>
 __device__ __forceinline__ Item ItemOf(const DescOf& desc_of, int n_problems, int64_t number) {
   int low = 0;
@@ -40,13 +41,18 @@ __device__ __forceinline__ Item ItemOf(const DescOf& desc_of, int n_problems, in
   }
   const ProblemDesc& p = desc_of(low);
   const int64_t local = number - p.first_item;
-  const int64_t heads = static_cast<int64_t>(p.batch) * p.q_heads;
   Item item;
   item.problem = low;
   int64_t head;
   if constexpr (kDescending) {
-    item.q_tile = p.n_q_tiles - 1 - static_cast<int>(local / heads);
-    head = local % heads;
+    const int64_t heads = static_cast<int64_t>(p.batch) * p.q_heads;
+    const int64_t section_items = static_cast<int64_t>(p.section_heads) * p.n_q_tiles;
+    const int64_t first_head = local / section_items * p.section_heads;
+    const int in_section = static_cast<int>(
+        heads - first_head < p.section_heads ? heads - first_head : p.section_heads);
+    const int64_t rest = local % section_items;
+    item.q_tile = p.n_q_tiles - 1 - static_cast<int>(rest / in_section);
+    head = first_head + rest % in_section;
   } else {
     item.q_tile = static_cast<int>(local % p.n_q_tiles);
     head = local / p.n_q_tiles;

@@ -107,6 +107,7 @@ class Sm90aRings : public ::testing::Test {
     d.kv_len = Random(0, 5) == 0 ? Random(0, 3) : Random(1, 900);
     d.head_dim = 1;
     d.n_q_tiles = (d.q_len + Config::kQTile - 1) / Config::kQTile;
+    d.section_heads = Random(1, 5);
     d.band_lo = -kFar;
     d.band_hi = kFar - 1;
     if (Config::kFamily == KernelFamily::kCausal)
