@@ -13,6 +13,10 @@ if(ATTND_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 
+if(BUILD_SHARED_LIBS)
+  set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)  # one folder, as a bundle has it
+endif()
+
 # attnd_library(NAME SOURCES ... DEPS ...): a static library, or with BUILD_SHARED_LIBS a shared one. DEPS are public.
 function(attnd_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
