@@ -30,15 +30,18 @@ constexpr const char* kCompiler =
 
 }  // namespace
 
+std::string Machine() {
+  return absl::StrFormat("# %s, %d of its processors usable\n# %s; %s\n", ProcessorName(),
+                         kernels::UsableProcessors(), kCompiler,
+                         absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone()));
+}
+
 std::string Recipe(int threads, const MeasureOptions& options) {
   return absl::StrFormat(
-      "# %s, %d of its processors usable, threads: %s\n"
-      "# %s; %s\n"
-      "# medians of %d rounds of at least %d ms, backends alternating, warm caches; "
+      "%s# threads: %s; medians of %d rounds of at least %d ms, backends alternating, warm caches; "
       "data seed %d\n",
-      ProcessorName(), kernels::UsableProcessors(), threads > 0 ? absl::StrCat(threads) : "all",
-      kCompiler, absl::FormatTime("%Y-%m-%d", absl::Now(), absl::UTCTimeZone()), options.rounds,
-      options.min_time_ms, options.seed);
+      Machine(), threads > 0 ? absl::StrCat(threads) : "all", options.rounds, options.min_time_ms,
+      options.seed);
 }
 
 std::string ToTable(const std::vector<Row>& rows) {

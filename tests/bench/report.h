@@ -11,6 +11,8 @@
 namespace attnd::bench {
 
 // Machine, toolchain and date: no number without them. Lines that begin with "# ".
+std::string Machine();
+// Those, and how a kernel is timed.
 std::string Recipe(int threads, const MeasureOptions& options);
 
 // One line a row, columns aligned, a header first.
