@@ -1,11 +1,8 @@
 #include "kernels/cuda/launch_list.h"
 
-#include <cuda_runtime_api.h>
-
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/cuda_status.h"
 
 namespace attnd::kernels::cuda {
 namespace {
@@ -31,22 +28,6 @@ int SectionHeads(const AttentionProblem& p) {
 TensorDesc Describe(const Strides& strides) { return {strides.batch, strides.head, strides.row}; }
 
 }  // namespace
-
-absl::StatusOr<std::map<std::string, const Instance*>> LoadInstances(InstanceList list,
-                                                                     int device) {
-  int max_shared_bytes = 0;
-  ATTND_CUDA_RETURN_IF_ERROR(
-      cudaDeviceGetAttribute(&max_shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  std::map<std::string, const Instance*> instances;
-  for (int i = 0; i < list.count; ++i) {
-    const Instance* instance = list.begin[i];
-    if (instance->shared_bytes > max_shared_bytes) continue;
-    ATTND_CUDA_RETURN_IF_ERROR(cudaFuncSetAttribute(
-        instance->symbol, cudaFuncAttributeMaxDynamicSharedMemorySize, instance->shared_bytes));
-    instances[instance->name] = instance;
-  }
-  return instances;
-}
 
 absl::Status CheckLengths(const AttentionProblem& p) {
   for (const auto& [name, value] : {std::pair{"q_len", p.q_len}, std::pair{"kv_len", p.kv_len},

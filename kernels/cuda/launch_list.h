@@ -4,20 +4,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "kernels/backend.h"
-#include "kernels/cuda/instance.h"
 #include "kernels/cuda/params.h"
 
 namespace attnd::kernels::cuda {
-
-// The instances that the current device, `device`, can run, by name, ready to be launched.
-absl::StatusOr<std::map<std::string, const Instance*>> LoadInstances(InstanceList list, int device);
 
 // UNIMPLEMENTED, naming the dimension, where one does not fit the kernels' 32-bit lengths.
 absl::Status CheckLengths(const AttentionProblem& problem);

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -12,26 +11,21 @@
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/generic/instance.h"
 #include "kernels/cuda/launch_list.h"
-#include "kernels/cuda/launch_memory.h"
+#include "kernels/cuda/launcher.h"
 
 namespace attnd::kernels::cuda {
 namespace {
 
 class GenericBackend final : public Backend {
  public:
-  GenericBackend(std::unique_ptr<LaunchMemory> memory, int device, int multiprocessors,
-                 std::map<std::string, const Instance*> instances)
-      : memory_(std::move(memory)),
-        device_(device),
-        multiprocessors_(multiprocessors),
-        instances_(std::move(instances)) {}
+  explicit GenericBackend(std::unique_ptr<Launcher> launcher) : launcher_(std::move(launcher)) {}
 
   absl::string_view Name() const override { return kGenericName; }
 
   absl::Status Supports(const AttentionProblem& p) const override {
     if (absl::Status status = CheckLengths(p); !status.ok()) return status;
     const std::string name = KernelName(KeyOf(p), "generic");
-    if (!instances_.contains(name)) {
+    if (!launcher_->instances().contains(name)) {
       return absl::UnimplementedError(absl::StrCat("this device or build has no kernel ", name));
     }
     return absl::OkStatus();
@@ -41,7 +35,7 @@ class GenericBackend final : public Backend {
     KernelPlan plan;
     plan.key = KeyOf(p);
     plan.kernel = KernelName(plan.key, "generic");
-    const Instance& instance = *instances_.at(plan.kernel);
+    const Instance& instance = *launcher_->instances().at(plan.kernel);
     plan.q_tile = instance.q_tile;
     plan.kv_tile = instance.kv_tile;
     return plan;
@@ -50,15 +44,16 @@ class GenericBackend final : public Backend {
   int64_t WorkspaceBytes(absl::Span<const AttentionTask>) const override { return 0; }
 
   absl::Status Run(absl::Span<const AttentionTask> tasks, void*, Stream stream) override {
-    ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
+    if (absl::Status status = launcher_->MakeCurrent(); !status.ok()) return status;
     std::map<const Instance*, std::vector<ProblemDesc>> launches;
     for (const AttentionTask& task : tasks) {
       if (task.problem.empty()) continue;
-      const Instance* instance = instances_.at(task.plan.kernel);
+      const Instance* instance = launcher_->instances().at(task.plan.kernel);
       launches[instance].push_back(Describe(task, instance->q_tile));
     }
     for (auto& [instance, problems] : launches) {
-      if (absl::Status status = Launch(*instance, problems, static_cast<cudaStream_t>(stream));
+      if (absl::Status status = launcher_->Launch<LaunchParams>(*instance, problems,
+                                                                static_cast<cudaStream_t>(stream));
           !status.ok()) {
         return status;
       }
@@ -67,49 +62,8 @@ class GenericBackend final : public Backend {
   }
 
  private:
-  absl::Status Launch(const Instance& instance, std::vector<ProblemDesc>& problems,
-                      cudaStream_t stream) {
-    LaunchParams params = {};
-    params.n_items = DealItems(problems, instance.q_tile);
-    params.n_problems = static_cast<int>(problems.size());
-    params.next_item = memory_->next_item();
-    params.poisoned_tiles = memory_->poisoned_tiles();
-    if (params.n_problems <= kInlineProblems) {
-      std::copy(problems.begin(), problems.end(), params.inline_problems);
-    } else {
-      absl::StatusOr<const void*> uploaded =
-          memory_->Upload(problems.data(), problems.size() * sizeof(ProblemDesc), stream);
-      if (!uploaded.ok()) return uploaded.status();
-      params.problems = static_cast<const ProblemDesc*>(*uploaded);
-    }
-    const int64_t slots = int64_t{multiprocessors_} * instance.blocks_per_multiprocessor;
-    const int grid = static_cast<int>(std::min(params.n_items, slots));
-    void* arguments[] = {&params};
-    ATTND_CUDA_RETURN_IF_ERROR(cudaLaunchKernel(instance.symbol, dim3(grid), dim3(instance.threads),
-                                                arguments, instance.shared_bytes, stream));
-    return absl::OkStatus();
-  }
-
-  const std::unique_ptr<LaunchMemory> memory_;
-  const int device_;
-  const int multiprocessors_;
-  const std::map<std::string, const Instance*> instances_;
+  const std::unique_ptr<Launcher> launcher_;
 };
-
-absl::StatusOr<std::unique_ptr<Backend>> Create() {
-  int device = 0;
-  int multiprocessors = 0;
-  ATTND_CUDA_RETURN_IF_ERROR(cudaGetDevice(&device));
-  ATTND_CUDA_RETURN_IF_ERROR(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  absl::StatusOr<std::map<std::string, const Instance*>> instances =
-      LoadInstances(generic::Instances(), device);
-  if (!instances.ok()) return instances.status();
-  absl::StatusOr<std::unique_ptr<LaunchMemory>> memory = LaunchMemory::Create();
-  if (!memory.ok()) return memory.status();
-  return std::make_unique<GenericBackend>(std::move(*memory), device, multiprocessors,
-                                          *std::move(instances));
-}
 
 }  // namespace
 
@@ -124,8 +78,9 @@ absl::Status GenericAvailable() {
 }
 
 std::unique_ptr<Backend> CreateGeneric(const BackendOptions&) {
-  absl::StatusOr<std::unique_ptr<Backend>> backend = Create();
-  return backend.ok() ? std::move(*backend) : nullptr;
+  absl::StatusOr<std::unique_ptr<Launcher>> launcher = Launcher::Create(generic::Instances());
+  if (!launcher.ok()) return nullptr;
+  return std::make_unique<GenericBackend>(*std::move(launcher));
 }
 
 }  // namespace attnd::kernels::cuda

@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/launch_list.h"
-#include "kernels/cuda/launch_memory.h"
+#include "kernels/cuda/launcher.h"
 #include "kernels/cuda/sm90a/instance.h"
 #include "kernels/cuda/sm90a/params.h"
 #include "kernels/cuda/sm90a/repack.h"
@@ -96,15 +96,11 @@ class Scratch {
 
 class Sm90aBackend final : public Backend {
  public:
-  Sm90aBackend(std::unique_ptr<LaunchMemory> memory, sm90a::EncodeFunction encode, int device,
-               int multiprocessors, std::map<std::string, const Instance*> instances)
-      : memory_(std::move(memory)),
-        encode_(encode),
-        device_(device),
-        multiprocessors_(multiprocessors),
-        instances_(std::move(instances)),
-        forced_(ForcedConfig()) {
-    for (const auto& [name, instance] : instances_) by_key_[instance->key].push_back(instance);
+  Sm90aBackend(std::unique_ptr<Launcher> launcher, sm90a::EncodeFunction encode)
+      : launcher_(std::move(launcher)), encode_(encode), forced_(ForcedConfig()) {
+    for (const auto& [name, instance] : launcher_->instances()) {
+      by_key_[instance->key].push_back(instance);
+    }
     for (auto& [key, of_key] : by_key_) {
       std::sort(of_key.begin(), of_key.end(), [](const Instance* a, const Instance* b) {
         return a->from_kv_len < b->from_kv_len;
@@ -137,19 +133,22 @@ class Sm90aBackend final : public Backend {
 
   absl::Status Run(absl::Span<const AttentionTask> tasks, void*, Stream opaque_stream) override {
     const auto stream = static_cast<cudaStream_t>(opaque_stream);
-    ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
+    if (absl::Status status = launcher_->MakeCurrent(); !status.ok()) return status;
     Scratch scratch(stream);
     if (absl::Status status = scratch.Allocate(RepackBytes(tasks)); !status.ok()) return status;
     std::map<const Instance*, std::vector<Problem>> launches;
     for (const AttentionTask& task : tasks) {
       if (task.problem.empty()) continue;
-      const Instance* instance = instances_.at(task.plan.kernel);
+      const Instance* instance = launcher_->instances().at(task.plan.kernel);
       absl::StatusOr<Problem> problem = Describe(task, *instance, scratch, stream);
       if (!problem.ok()) return problem.status();
       launches[instance].push_back(*problem);
     }
     for (auto& [instance, problems] : launches) {
-      if (absl::Status status = Launch(*instance, problems, stream); !status.ok()) return status;
+      if (absl::Status status = launcher_->Launch<LaunchParams>(*instance, problems, stream);
+          !status.ok()) {
+        return status;
+      }
     }
     return absl::OkStatus();
   }
@@ -197,53 +196,11 @@ class Sm90aBackend final : public Backend {
     return problem;
   }
 
-  absl::Status Launch(const Instance& instance, std::vector<Problem>& problems,
-                      cudaStream_t stream) {
-    LaunchParams params = {};
-    params.n_items = DealItems(problems, instance.q_tile);
-    params.n_problems = static_cast<int>(problems.size());
-    params.next_item = memory_->next_item();
-    params.poisoned_tiles = memory_->poisoned_tiles();
-    if (params.n_problems <= sm90a::kInlineProblems) {
-      std::copy(problems.begin(), problems.end(), params.inline_problems);
-    } else {
-      absl::StatusOr<const void*> uploaded =
-          memory_->Upload(problems.data(), problems.size() * sizeof(Problem), stream);
-      if (!uploaded.ok()) return uploaded.status();
-      params.problems = static_cast<const Problem*>(*uploaded);
-    }
-    const int grid = static_cast<int>(std::min<int64_t>(params.n_items, multiprocessors_));
-    void* arguments[] = {&params};
-    ATTND_CUDA_RETURN_IF_ERROR(cudaLaunchKernel(instance.symbol, dim3(grid), dim3(instance.threads),
-                                                arguments, instance.shared_bytes, stream));
-    return absl::OkStatus();
-  }
-
-  const std::unique_ptr<LaunchMemory> memory_;
+  const std::unique_ptr<Launcher> launcher_;
   const sm90a::EncodeFunction encode_;
-  const int device_;
-  const int multiprocessors_;
-  const std::map<std::string, const Instance*> instances_;
   const int forced_;  // -1: by length
   std::map<std::string, Instances> by_key_;
 };
-
-absl::StatusOr<std::unique_ptr<Backend>> Create() {
-  int device = 0;
-  int multiprocessors = 0;
-  ATTND_CUDA_RETURN_IF_ERROR(cudaGetDevice(&device));
-  ATTND_CUDA_RETURN_IF_ERROR(
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  absl::StatusOr<sm90a::EncodeFunction> encode = sm90a::FindEncoder();
-  if (!encode.ok()) return encode.status();
-  absl::StatusOr<std::map<std::string, const Instance*>> instances =
-      LoadInstances(sm90a::Instances(), device);
-  if (!instances.ok()) return instances.status();
-  absl::StatusOr<std::unique_ptr<LaunchMemory>> memory = LaunchMemory::Create();
-  if (!memory.ok()) return memory.status();
-  return std::make_unique<Sm90aBackend>(std::move(*memory), *encode, device, multiprocessors,
-                                        *std::move(instances));
-}
 
 }  // namespace
 
@@ -260,8 +217,10 @@ absl::Status Sm90aAvailable() {
 }
 
 std::unique_ptr<Backend> CreateSm90a(const BackendOptions&) {
-  absl::StatusOr<std::unique_ptr<Backend>> backend = Create();
-  return backend.ok() ? std::move(*backend) : nullptr;
+  absl::StatusOr<sm90a::EncodeFunction> encode = sm90a::FindEncoder();
+  absl::StatusOr<std::unique_ptr<Launcher>> launcher = Launcher::Create(sm90a::Instances());
+  if (!encode.ok() || !launcher.ok()) return nullptr;
+  return std::make_unique<Sm90aBackend>(*std::move(launcher), *encode);
 }
 
 }  // namespace attnd::kernels::cuda
