@@ -69,6 +69,11 @@ ABSL_FLAG(
     int64_t, max_unary_bytes, Defaults().max_unary_bytes,
     "Size of a request at most, in bytes, below 2147483648; larger ones are refused unread. 0 "
     "and negative: refused.");
+ABSL_FLAG(
+    int64_t, max_stream_bytes, Defaults().max_stream_bytes,
+    "Payload of a stream at most, in bytes; larger ones are refused at their header. 0: 3 GiB, 6 "
+    "GiB with a GPU. Never more than --arena_bytes (or --pinned_bytes) holds: 4 ninths of it. "
+    "Negative: refused.");
 ABSL_FLAG(int64_t, arena_bytes, Defaults().arena_bytes,
           "Memory of decoded payloads (one half) and of answers (the other); requests wait for it. "
           "At least 3 times --max_unary_bytes; 0 and negative: refused.");
@@ -156,6 +161,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
   server.scheduler.max_batch_delay_us = absl::GetFlag(FLAGS_max_batch_delay_us);
   server.receive_bytes = absl::GetFlag(FLAGS_receive_bytes);
   server.max_unary_bytes = absl::GetFlag(FLAGS_max_unary_bytes);
+  server.max_stream_bytes = absl::GetFlag(FLAGS_max_stream_bytes);
   server.arena_bytes = absl::GetFlag(FLAGS_arena_bytes);
   server.pinned_bytes = absl::GetFlag(FLAGS_pinned_bytes);
   server.device_bytes = absl::GetFlag(FLAGS_device_bytes);

@@ -44,6 +44,7 @@ absl::Status CheckRanges(const ServerOptions& options) {
       {"max_batch_bytes", options.scheduler.max_batch_bytes, 1, kMaxBytes},
       {"max_batch_delay_us", options.scheduler.max_batch_delay_us, 0, kMaxMs * 1000},
       {"max_unary_bytes", options.max_unary_bytes, 1, kMaxUnaryBytes},
+      {"max_stream_bytes", options.max_stream_bytes, 0, kMaxBytes},
       {"receive_bytes", options.receive_bytes, 1, kMaxBytes},
       {"arena_bytes", options.arena_bytes, 1, kMaxBytes},
       {"pinned_bytes", options.pinned_bytes, 0, kMaxBytes},

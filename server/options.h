@@ -22,6 +22,9 @@ struct ServerOptions {
   // Four calls of the largest size at once, or many small ones.
   int64_t receive_bytes = int64_t{1} << 30;
   int64_t max_unary_bytes = int64_t{256} << 20;
+  // Payload of one stream. 0: 3 GiB, 6 GiB where there is a GPU; never more than the memory for
+  // payloads holds (server.cc).
+  int64_t max_stream_bytes = 0;
   // Half for payloads, half for answers, so that neither waits for the other.
   int64_t arena_bytes = int64_t{2} << 30;
   int64_t pinned_bytes = 0;

@@ -62,7 +62,14 @@ wire::Limits WireLimits(const ServerOptions& options) {
   return limits;
 }
 
-v1::GetServerInfoResponse ServerInfo(const ServerOptions& options,
+// What may be asked for, and what blocks of up to an eighth more than their size leave room for.
+int64_t MaxStreamBytes(const ServerOptions& options, const BufferPool& payload_pool, bool has_gpu) {
+  const int64_t asked_bytes =
+      options.max_stream_bytes > 0 ? options.max_stream_bytes : int64_t{has_gpu ? 6 : 3} << 30;
+  return std::min(asked_bytes, (payload_pool.budget_bytes() - 3 * kBlockAlignment) / 9 * 8);
+}
+
+v1::GetServerInfoResponse ServerInfo(const ServerOptions& options, int64_t max_stream_bytes,
                                      const std::vector<DeviceDescription>& devices,
                                      const std::string& instance_id) {
   v1::GetServerInfoResponse info;
@@ -86,6 +93,7 @@ v1::GetServerInfoResponse ServerInfo(const ServerOptions& options,
   limits->set_max_header_bytes(WireLimits(options).max_header_bytes);
   limits->set_default_deadline_ms(options.default_deadline_ms);
   limits->set_receive_bytes(options.receive_bytes);
+  limits->set_max_stream_bytes(max_stream_bytes);
   return info;
 }
 
@@ -160,6 +168,8 @@ class Server::Impl {
         decoders_(
             std::make_unique<WorkerPool>(WorkerThreads(), options.scheduler.max_queue_requests)),
         senders_(
+            std::make_unique<WorkerPool>(WorkerThreads(), std::numeric_limits<int64_t>::max())),
+        copiers_(
             std::make_unique<WorkerPool>(WorkerThreads(), std::numeric_limits<int64_t>::max())) {
     for (size_t i = 0; i < devices_.size(); ++i) {
       schedulers_.push_back(std::make_unique<Scheduler>(options.scheduler, &clock_, &metrics_));
@@ -172,6 +182,7 @@ class Server::Impl {
     metrics_.RemoveGauges();
     // Nobody calls any more; what the threads still hold ends here, upstream first.
     decoders_.reset();
+    copiers_.reset();
     for (const auto& scheduler : schedulers_) {
       scheduler->Stop(absl::UnavailableError("the server has stopped"));
     }
@@ -313,7 +324,8 @@ class Server::Impl {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
-    attention_ = std::make_unique<AttentionService>(ServerInfo(options_, devices(), instance_id_));
+    attention_ = std::make_unique<AttentionService>(
+        ServerInfo(options_, max_stream_bytes(), devices(), instance_id_));
     raw_ = std::make_unique<RawService>(Parts());
     grpc::ServerBuilder builder;
     ConfigureTransport(builder, options_);
@@ -331,6 +343,10 @@ class Server::Impl {
     return absl::OkStatus();
   }
 
+  int64_t max_stream_bytes() const {
+    return MaxStreamBytes(options_, payload_memory_.pool, payload_memory_.slabs != nullptr);
+  }
+
   ComputeParts Parts() {
     ComputeParts parts;
     parts.clock = &clock_;
@@ -342,7 +358,9 @@ class Server::Impl {
     parts.dispatcher = dispatcher_.get();
     parts.decoders = decoders_.get();
     parts.senders = senders_.get();
+    parts.copiers = copiers_.get();
     parts.limits = WireLimits(options_);
+    parts.max_stream_bytes = max_stream_bytes();
     parts.default_deadline_ms = options_.default_deadline_ms;
     return parts;
   }
@@ -394,6 +412,7 @@ class Server::Impl {
   std::unique_ptr<Dispatcher> dispatcher_;
   std::unique_ptr<WorkerPool> decoders_;
   std::unique_ptr<WorkerPool> senders_;
+  std::unique_ptr<WorkerPool> copiers_;
   std::unique_ptr<AttentionService> attention_;
   std::unique_ptr<RawService> raw_;
   std::unique_ptr<HttpService> http_;

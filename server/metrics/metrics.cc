@@ -78,6 +78,8 @@ class Metrics::Impl {
         sent_bytes_(Counter("attnd_sent_bytes_total", "Payload bytes sent.")),
         pushbacks_(Counter("attnd_retry_pushback_total",
                            "Refusals that told the caller when to come again.")),
+        calls_(MakeFamily(prometheus::BuildCounter(), registry_, "attnd_calls_total",
+                          "Calls that came in, by transport.")),
         finished_(MakeFamily(prometheus::BuildCounter(), registry_, "attnd_requests_finished_total",
                              "Calls that ended, by status code and the stage they ended in.")),
         stages_(MakeFamily(prometheus::BuildHistogram(), registry_, "attnd_stage_seconds",
@@ -92,6 +94,8 @@ class Metrics::Impl {
         batch_requests_(MakeFamily(prometheus::BuildHistogram(), registry_, "attnd_batch_requests",
                                    "Requests that ran together.")
                             .Add({}, BatchBuckets())) {}
+
+  void CountCall(const char* transport) { calls_.Add({{"transport", transport}}).Increment(); }
 
   void CountReceived(int64_t payload_bytes) {
     received_calls_.fetch_add(1, std::memory_order_relaxed);
@@ -187,6 +191,7 @@ class Metrics::Impl {
   prometheus::Counter& received_bytes_;
   prometheus::Counter& sent_bytes_;
   prometheus::Counter& pushbacks_;
+  prometheus::Family<prometheus::Counter>& calls_;
   prometheus::Family<prometheus::Counter>& finished_;
   prometheus::Family<prometheus::Histogram>& stages_;
   prometheus::Family<prometheus::Histogram>& kernels_;
@@ -209,6 +214,7 @@ class Metrics::Impl {
 Metrics::Metrics() : impl_(std::make_unique<Impl>()) {}
 Metrics::~Metrics() = default;
 
+void Metrics::CountCall(const char* transport) { impl_->CountCall(transport); }
 void Metrics::CountReceived(int64_t payload_bytes) { impl_->CountReceived(payload_bytes); }
 void Metrics::CountFinished(absl::StatusCode code, Stage stage) {
   impl_->CountFinished(code, stage);

@@ -17,6 +17,7 @@ namespace attnd::server {
 // Names, as Prometheus sees them:
 //
 //   counters
+//   attnd_calls_total{transport}                calls that came in: unary, stream
 //   attnd_requests_received_total               calls whose message has begun to be read
 //   attnd_requests_finished_total{code,stage}   every call ends in exactly one of these
 //   attnd_received_bytes_total                  payload
@@ -45,6 +46,8 @@ class Metrics {
   Metrics();
   ~Metrics();
 
+  // `transport`: "unary" or "stream".
+  void CountCall(const char* transport);
   void CountReceived(int64_t payload_bytes);
   void CountFinished(absl::StatusCode code, Stage stage);
   void CountSent(int64_t payload_bytes);

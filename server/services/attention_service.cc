@@ -4,11 +4,14 @@
 #include "absl/strings/str_cat.h"
 #include "server/grpc_order.h"
 #include "server/services/grpc_status.h"
+#include "server/services/stream_call.h"
+#include "server/services/unary_call.h"
 
 namespace attnd::server {
 namespace {
 
 constexpr char kComputeMethod[] = "/attnd.v1.AttentionService/Compute";
+constexpr char kStreamMethod[] = "/attnd.v1.AttentionService/ComputeStream";
 
 class UnknownMethod final : public grpc::ServerGenericBidiReactor {
  public:
@@ -38,7 +41,14 @@ grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerCo
 
 grpc::ServerGenericBidiReactor* RawService::CreateReactor(
     grpc::GenericCallbackServerContext* context) {
-  if (context->method() == kComputeMethod) return ComputeCall::Start(parts_, context);
+  if (context->method() == kComputeMethod) {
+    parts_.metrics->CountCall("unary");
+    return ComputeCall::Start(std::make_shared<UnaryCall>(parts_, context));
+  }
+  if (context->method() == kStreamMethod) {
+    parts_.metrics->CountCall("stream");
+    return ComputeCall::Start(std::make_shared<StreamCall>(parts_, context));
+  }
   parts_.metrics->CountReceived(0);
   parts_.metrics->CountFinished(absl::StatusCode::kUnimplemented, Stage::kReceive);
   return new UnknownMethod(*context);

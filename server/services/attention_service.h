@@ -10,10 +10,11 @@
 namespace attnd::server {
 
 // Registers the API by its names, so that reflection and health know it, and serves GetServerInfo;
-// Compute is left to the RawService.
-class AttentionService final
-    : public v1::AttentionService::WithGenericMethod_Compute<
-          v1::AttentionService::WithCallbackMethod_GetServerInfo<v1::AttentionService::Service>> {
+// Compute and ComputeStream are left to the RawService.
+class AttentionService final : public v1::AttentionService::WithGenericMethod_Compute<
+                                   v1::AttentionService::WithGenericMethod_ComputeStream<
+                                       v1::AttentionService::WithCallbackMethod_GetServerInfo<
+                                           v1::AttentionService::Service>>> {
  public:
   explicit AttentionService(v1::GetServerInfoResponse info) : info_(std::move(info)) {}
 
@@ -25,7 +26,7 @@ class AttentionService final
   const v1::GetServerInfoResponse info_;
 };
 
-// Calls of Compute, and those of methods that do not exist.
+// Calls of Compute and ComputeStream, and those of methods that do not exist.
 class RawService final : public grpc::CallbackGenericService {
  public:
   explicit RawService(const ComputeParts& parts) : parts_(parts) {}

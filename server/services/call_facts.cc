@@ -31,13 +31,27 @@ absl::StatusOr<int64_t> DeclaredBytes(
   return bytes;
 }
 
-absl::Status CheckRequestSize(int64_t bytes, int64_t max_unary_bytes) {
-  if (bytes <= max_unary_bytes) return absl::OkStatus();
-  absl::Status status = absl::ResourceExhaustedError(
-      absl::StrCat("the request of ", bytes, " bytes is over this server's limit of ",
-                   max_unary_bytes, " (max_unary_bytes)"));
+namespace {
+
+absl::Status Never(absl::Status status) {
   SetRetryPushbackMs(status, -1);
   return status;
+}
+
+}  // namespace
+
+absl::Status CheckRequestSize(int64_t bytes, int64_t max_unary_bytes) {
+  if (bytes <= max_unary_bytes) return absl::OkStatus();
+  return Never(absl::ResourceExhaustedError(
+      absl::StrCat("the request of ", bytes, " bytes is over this server's limit of ",
+                   max_unary_bytes, " (max_unary_bytes); ComputeStream takes larger ones")));
+}
+
+absl::Status CheckStreamSize(int64_t bytes, int64_t max_stream_bytes) {
+  if (bytes <= max_stream_bytes) return absl::OkStatus();
+  return Never(absl::ResourceExhaustedError(
+      absl::StrCat("q, k and v of ", bytes, " bytes are over this server's limit of ",
+                   max_stream_bytes, " (max_stream_bytes): split the problem by batch or heads")));
 }
 
 TimePoint ToSteady(std::chrono::system_clock::time_point deadline, TimePoint now) {

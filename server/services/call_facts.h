@@ -15,7 +15,8 @@
 
 namespace attnd::server {
 
-// Request metadata: the size of the serialized ComputeRequest.
+// Request metadata: the size of the serialized ComputeRequest, or of the largest message of a
+// stream.
 inline constexpr char kRequestBytesKey[] = "attnd-request-bytes";
 
 // The size that the caller declared, max_unary_bytes if it declared none. INVALID_ARGUMENT if it is
@@ -25,6 +26,9 @@ absl::StatusOr<int64_t> DeclaredBytes(
 
 // OK, or RESOURCE_EXHAUSTED, never to be tried again.
 absl::Status CheckRequestSize(int64_t bytes, int64_t max_unary_bytes);
+
+// The same for the payload of a stream.
+absl::Status CheckStreamSize(int64_t bytes, int64_t max_stream_bytes);
 
 // gRPC's deadline on the steady clock; kNever if there is none.
 TimePoint ToSteady(std::chrono::system_clock::time_point deadline, TimePoint now);

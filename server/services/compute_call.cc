@@ -8,7 +8,6 @@
 #include "server/log.h"
 #include "server/services/call_facts.h"
 #include "server/services/grpc_status.h"
-#include "server/services/message_bytes.h"
 
 namespace attnd::server {
 namespace {
@@ -27,17 +26,12 @@ absl::Status DeadlinePassed() { return absl::DeadlineExceededError("the deadline
 
 }  // namespace
 
-grpc::ServerGenericBidiReactor* ComputeCall::Start(const ComputeParts& parts,
-                                                   grpc::GenericCallbackServerContext* context) {
-  auto call = std::make_shared<ComputeCall>(parts, context);
+grpc::ServerGenericBidiReactor* ComputeCall::Start(const std::shared_ptr<ComputeCall>& call) {
   call->self_ = call;
   call->Admit();
   PassBaton(call.get());
   return call.get();
 }
-
-ComputeCall::ComputeCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
-    : parts_(parts), context_(context) {}
 
 void ComputeCall::Admit() {
   inside_gate_ = parts_.gate->Enter();
@@ -94,11 +88,23 @@ void ComputeCall::Rang(bool rang) {
 
 void ComputeCall::Granted(ReceivePermit permit) {
   permit_ = std::move(permit);
-  PassBaton(this);
-  StartRead(&request_);
+  ReadOn();
+}
+
+// kReading is said only once the read has been asked for, for from then on the alarm may end the
+// call; it may be over by then.
+void ComputeCall::ReadOn() {
+  int64_t read = 0;
   {
     MutexLock lock(mutex_);
-    if (phase_ != Phase::kWaiting) return;  // read already
+    read = ++reads_;
+    phase_ = Phase::kAsking;
+  }
+  PassBaton(this);
+  StartRead(&message_);
+  {
+    MutexLock lock(mutex_);
+    if (phase_ != Phase::kAsking || reads_ != read) return;
     if (!receive_deadline_passed_) {
       phase_ = Phase::kReading;
       return;
@@ -119,99 +125,69 @@ void ComputeCall::ReceiveDeadlinePassed() {
   End(DeadlinePassed(), Stage::kReceive);
 }
 
-// Twice for a call as it should be: with the message, then without one, at the caller's end.
 void ComputeCall::OnReadDone(bool ok) {
   PassBaton(this);
-  const bool complete = has_message_ || !ok;
   {
     MutexLock lock(mutex_);
     if (phase_ == Phase::kExpired) return;
-    if (complete) {
-      phase_ = Phase::kRead;
-      alarm_.reset();
-    }
-  }
-  if (!complete) {
-    has_message_ = true;
-    PassBaton(this);
-    StartRead(&beyond_);
-    return;
+    phase_ = Phase::kIdle;
   }
   if (context_->IsCancelled()) return End(WhyGone(), Stage::kReceive);
-  if (!has_message_) {
-    return End(absl::InvalidArgumentError("the call carries no ComputeRequest"), Stage::kReceive);
-  }
-  if (ok) {
-    return End(absl::InvalidArgumentError("the call carries more than one ComputeRequest"),
-               Stage::kReceive);
-  }
-  MessageComplete();
+  ok ? OnMessage() : OnCallerClosed();
 }
 
-void ComputeCall::MessageComplete() {
-  arrival_ = parts_.clock->Now();
-  const int64_t bytes = static_cast<int64_t>(request_.Length());
-  const absl::Status size = CheckRequestSize(bytes, parts_.limits.max_message_bytes);
-  if (!size.ok()) return End(size, Stage::kReceive);
-  if (bytes > declared_bytes_) {
-    return End(
-        absl::InvalidArgumentError(absl::StrCat("the request is ", bytes, " bytes, but ",
-                                                kRequestBytesKey, " declared ", declared_bytes_)),
-        Stage::kReceive);
-  }
-  permit_.ShrinkTo(bytes);
-  if (!parts_.decoders->TryPost([self = shared_from_this()] { self->Decode(); })) {
+void ComputeCall::ReceivedAll() {
+  MutexLock lock(mutex_);
+  alarm_.reset();
+}
+
+absl::Status ComputeCall::CheckDeclared() const {
+  const auto bytes = static_cast<int64_t>(message_.Length());
+  if (bytes <= declared_bytes_) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the request is ", bytes, " bytes, but ",
+                                                 kRequestBytesKey, " declared ", declared_bytes_));
+}
+
+void ComputeCall::Post(WorkerPool& workers, std::function<void()> task) {
+  if (!workers.TryPost(std::move(task))) {
     End(WithPushback(absl::ResourceExhaustedError("too many requests wait to be decoded"),
                      kBusyPushbackMs),
         Stage::kReceive);
   }
 }
 
-void ComputeCall::Decode() {
-  ReceivePermit permit = std::move(permit_);
-  grpc::ByteBuffer message;
-  message.Swap(&request_);
-  absl::StatusOr<std::unique_ptr<Request>> request = DecodeWhenRoom(message);
-  // The bytes as received go before the call goes on, and with them the permit.
-  message.Clear();
-  permit = ReceivePermit();
-  if (!request.ok()) return End(request.status(), Stage::kReceive);
-  CountReceived((*request)->payload_bytes());
-  (*request)->caller = CallerFromPeer(context_->peer());
-  (*request)->deadline = std::min((*request)->deadline, deadline_);
-  if (const absl::Status status = CheckServable(**request); !status.ok()) {
-    return End(status, Stage::kReceive);
-  }
-  Submit(std::move(*request));
+void ComputeCall::PostSend(std::function<void()> send) {
+  // Never refused: the pool has room for as many as the queue lets in.
+  if (!parts_.senders->TryPost(send)) send();
 }
 
-// A full pool empties itself as answers are computed, so the call waits for its turn here, and
-// those behind it wait for it.
-absl::StatusOr<std::unique_ptr<Request>> ComputeCall::DecodeWhenRoom(
-    const grpc::ByteBuffer& message) {
-  const absl::StatusOr<ReceivedMessage> received = ReceivedMessage::From(message);
-  if (!received.ok()) return received.status();
+// Three blocks' rounding included.
+int64_t ComputeCall::UpperBlockBytes(int64_t payload_bytes) const {
+  const BufferPool& pool = *parts_.payload_pool;
+  return std::min(pool.budget_bytes(),
+                  3 * pool.BlockBytes(1) + pool.BlockBytes(payload_bytes) * 9 / 8);
+}
+
+absl::Status ComputeCall::WhenRoom(int64_t needed_bytes, TimePoint deadline,
+                                   const std::function<absl::Status()>& attempt) const {
   BufferPool& pool = *parts_.payload_pool;
-  // An upper bound of what the payloads take of the pool, three blocks' rounding included.
-  const int64_t needed_bytes = std::min(
-      pool.budget_bytes(),
-      3 * pool.BlockBytes(1) + pool.BlockBytes(static_cast<int64_t>(message.Length())) * 9 / 8);
   for (bool may_fit = true;;) {
     const uint64_t seen = pool.releases();
-    if (cancelled_ || parts_.clock->Now() >= deadline_) return WhyGone();
+    const TimePoint now = parts_.clock->Now();
+    if (now >= deadline) return DeadlinePassed();
+    if (cancelled_) return WhyGone();
     if (may_fit) {
-      auto request = wire::Decode(received->spans(), parts_.limits, arrival_, *parts_.payload_pool);
-      if (!absl::IsResourceExhausted(request.status()) || RetryPushbackMs(request.status())) {
-        return request;
-      }
+      absl::Status status = attempt();
+      if (!absl::IsResourceExhausted(status) || RetryPushbackMs(status)) return status;
     }
-    pool.WaitForRelease(seen, *parts_.clock,
-                        std::min(deadline_, parts_.clock->Now() + kGoneCheckInterval));
+    pool.WaitForRelease(seen, *parts_.clock, std::min(deadline, now + kGoneCheckInterval));
     may_fit = pool.used_bytes() + needed_bytes <= pool.budget_bytes();
   }
 }
 
-absl::Status ComputeCall::CheckServable(const Request& request) const {
+absl::Status ComputeCall::CompleteRequest(Request& request) const {
+  request.caller = CallerFromPeer(context_->peer());
+  request.deadline = std::min(request.deadline, deadline_);
   if (parts_.clock->Now() >= request.deadline) {
     return absl::DeadlineExceededError("the deadline passed before the request could be queued");
   }
@@ -263,21 +239,12 @@ void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage s
               {"kernel", answer->kernel},
               {"total_us", answer->timing.total_us}});
   }
-  wire::EncodedAnswer encoded = wire::Encode(request, *answer);
-  grpc::ByteBuffer message = ToByteBuffer(std::move(encoded), std::move(*answer));
-  // Writing to a socket is not the executor's work. Never refused: the pool has room for as many
-  // as the queue lets in.
-  auto send = [self = shared_from_this(), message = std::move(message)]() mutable {
-    self->Send(std::move(message));
-  };
-  if (!parts_.senders->TryPost(send)) send();
+  SendAnswer(request, *std::move(answer));
 }
 
-void ComputeCall::Send(grpc::ByteBuffer message) {
-  answer_.Swap(&message);
+grpc::Status ComputeCall::CountedOk() {
   parts_.metrics->CountFinished(absl::StatusCode::kOk, Stage::kDone);
-  PassBaton(this);
-  StartWriteAndFinish(&answer_, grpc::WriteOptions(), ToGrpcStatus(absl::OkStatus(), *context_));
+  return ToGrpcStatus(absl::OkStatus(), *context_);
 }
 
 void ComputeCall::OnCancel() {
@@ -310,12 +277,12 @@ void ComputeCall::End(const absl::Status& status, Stage stage) {
               {"code", absl::StatusCodeToString(status.code())},
               {"message", status.message()}});
   }
+  Drop();
   permit_ = ReceivePermit();
   PassBaton(this);
   Finish(ToGrpcStatus(status, *context_));
 }
 
-// The first of its calls counts.
 void ComputeCall::CountReceived(int64_t payload_bytes) {
   if (!counted_received_.exchange(true)) parts_.metrics->CountReceived(payload_bytes);
 }
@@ -327,9 +294,9 @@ absl::Status ComputeCall::WhyGone() const {
 
 void ComputeCall::OnDone() {
   PassBaton(this);
-  request_.Clear();
-  beyond_.Clear();
-  answer_.Clear();
+  Drop();
+  message_.Clear();
+  outgoing_.Clear();
   {
     MutexLock lock(mutex_);
     alarm_.reset();

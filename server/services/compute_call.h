@@ -1,4 +1,5 @@
-// One call of Compute, from its first header to its last byte.
+// What calls of Compute and of ComputeStream have in common, from first header to last byte: all
+// but how the request's bytes come and the answer's go.
 #ifndef ATTND_SERVER_SERVICES_COMPUTE_CALL_H_
 #define ATTND_SERVER_SERVICES_COMPUTE_CALL_H_
 
@@ -6,8 +7,8 @@
 #include <grpcpp/generic/async_generic_service.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
-#include <string>
 
 #include "kernels/sync.h"
 #include "server/executor/dispatcher.h"
@@ -34,81 +35,112 @@ struct ComputeParts {
   Dispatcher* dispatcher = nullptr;
   WorkerPool* decoders = nullptr;
   WorkerPool* senders = nullptr;
+  // For chunks of streams. Apart from the decoders, which wait for memory that a stream may hold.
+  WorkerPool* copiers = nullptr;
   wire::Limits limits;
+  // Payload of one stream.
+  int64_t max_stream_bytes = 0;
   // 0: none.
   int64_t default_deadline_ms = 0;
 };
 
-// The unary method, handled as a raw stream: on the wire it is the same, but nothing of the message
-// is read before there is a permit for it.
+// A call is handled as a raw stream, so that nothing of a message is read before there is a permit
+// for it, unary calls included: on the wire they are the same.
 //
 // The call has one owner at a time, and the owner alone ends it:
 //
-//   receive budget --granted--> gRPC's reads --the message, then its end--> a decoder thread
-//     --Submit--> the Job (scheduler, executor) --done--> End
+//   receive budget --granted--> gRPC's reads --a message--> a worker, which reads on, or at the end
+//     --Submit--> the Job (scheduler, executor) --done--> SendAnswer or End
 //
 // Cancellation and deadlines do not end a call themselves, they make the owner do it: a call that
-// waits for its permit is taken out of the budget, which makes the taker the owner; a read ends by
-// itself when gRPC cancels the call; a decoder looks at cancelled_; a job ends through
+// waits for its permit is taken out of the budget, which makes the taker the owner; a read or write
+// ends by itself when gRPC cancels the call; a decoder looks at cancelled_; a job ends through
 // Scheduler::Cancel. There is one exception, the server's own deadline while gRPC reads: the alarm
 // and the read settle under mutex_ who owns.
 //
 // gRPC keeps the call until OnDone; so does whoever may still call back into it.
-class ComputeCall final : public grpc::ServerGenericBidiReactor,
-                          public std::enable_shared_from_this<ComputeCall> {
+class ComputeCall : public grpc::ServerGenericBidiReactor,
+                    public std::enable_shared_from_this<ComputeCall> {
  public:
-  // The reactor that gRPC wants, already admitted or ended.
-  static grpc::ServerGenericBidiReactor* Start(const ComputeParts& parts,
-                                               grpc::GenericCallbackServerContext* context);
+  // Hands `call` to gRPC as the reactor that it wants, already admitted or ended.
+  static grpc::ServerGenericBidiReactor* Start(const std::shared_ptr<ComputeCall>& call);
 
-  ComputeCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context);
+  void OnReadDone(bool ok) final;
+  void OnCancel() final;
+  void OnDone() final;
 
-  void OnReadDone(bool ok) override;
-  void OnCancel() override;
-  void OnDone() override;
+ protected:
+  ComputeCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
+      : parts_(parts), context_(context) {}
+
+  // The owner from here on is the callee, on a thread of gRPC's that must not be kept: a message is
+  // in message_; the caller has closed its side.
+  virtual void OnMessage() = 0;
+  virtual void OnCallerClosed() = 0;
+  // The job is done; the last owner. Called on the executor's thread.
+  virtual void SendAnswer(const Request& request, Answer answer) = 0;
+  // Gives back what was received. By the owner, or with the call's end.
+  virtual void Drop() = 0;
+
+  // By the owner, who is none any more: the next message, or the caller's end, comes.
+  void ReadOn();
+  // Nothing more is received; the alarm goes.
+  void ReceivedAll();
+  // OK, or INVALID_ARGUMENT if message_ is larger than was declared.
+  absl::Status CheckDeclared() const;
+  // Fills in what the call knows, and refuses what can never be served.
+  absl::Status CompleteRequest(Request& request) const;
+  // Repeats `attempt` until it is not for want of memory that it fails. A full pool empties itself
+  // as answers are computed, so the call waits for its turn here, and those behind it wait for it.
+  // `needed_bytes` is an upper bound of what the attempt takes of the payload pool.
+  absl::Status WhenRoom(int64_t needed_bytes, TimePoint deadline,
+                        const std::function<absl::Status()>& attempt) const;
+  int64_t UpperBlockBytes(int64_t payload_bytes) const;
+  void Submit(std::unique_ptr<Request> request);
+  // Runs `task`, which ends the call or hands it on, on a worker; ends it if too many wait.
+  void Post(WorkerPool& workers, std::function<void()> task);
+  // On a sender: writing to a socket is not the executor's work.
+  void PostSend(std::function<void()> send);
+
+  // Ends the call; by its owner only.
+  void End(const absl::Status& status, Stage stage);
+  // The first of its calls counts.
+  void CountReceived(int64_t payload_bytes);
+  absl::Status WhyGone() const;
+  grpc::Status CountedOk();
+
+  const ComputeParts& parts_;
+  grpc::GenericCallbackServerContext* const context_;
+  // gRPC's or the server's default, whichever is first; the message may bring an earlier one.
+  TimePoint deadline_ = kNever;
+  ReceivePermit permit_;
+  grpc::ByteBuffer message_;  // received last
+  grpc::ByteBuffer outgoing_;
 
  private:
-  enum class Phase { kWaiting, kReading, kRead, kExpired };
+  // kIdle: it waits for its permit, or somebody has a message; kAsking: a read is being asked for.
+  enum class Phase { kIdle, kAsking, kReading, kExpired };
 
   void Admit();
   void ArmAlarm(TimePoint grpc_deadline, TimePoint now);
   void Rang(bool rang);
   void Granted(ReceivePermit permit);
   void ReceiveDeadlinePassed();
-  void MessageComplete();
-  void Decode();
-  absl::StatusOr<std::unique_ptr<Request>> DecodeWhenRoom(const grpc::ByteBuffer& message);
-  absl::Status CheckServable(const Request& request) const;
-  void Submit(std::unique_ptr<Request> request);
   void JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage stage);
-  void Send(grpc::ByteBuffer message);
 
-  // Ends the call; by its owner only.
-  void End(const absl::Status& status, Stage stage);
-  void CountReceived(int64_t payload_bytes);
-  absl::Status WhyGone() const;
-
-  const ComputeParts& parts_;
-  grpc::GenericCallbackServerContext* const context_;
   std::shared_ptr<ComputeCall> self_;        // until OnDone
   std::shared_ptr<ComputeCall> alarm_self_;  // until Rang
   bool inside_gate_ = false;
   // Also the size of the permit.
   int64_t declared_bytes_ = 0;
-  // gRPC's or the server's default, whichever is first; the message may bring an earlier one.
-  TimePoint deadline_ = kNever;
-  TimePoint arrival_{};
   std::atomic<uint64_t> ticket_{0};
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> counted_received_{false};
-  bool has_message_ = false;
-  ReceivePermit permit_;
-  grpc::ByteBuffer request_;
-  grpc::ByteBuffer beyond_;  // where a second message would go
-  grpc::ByteBuffer answer_;
 
   mutable Mutex mutex_;
-  Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kWaiting;
+  Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kIdle;
+  // Reads that were asked for; tells one that ended at once from the next.
+  int64_t reads_ ABSL_GUARDED_BY(mutex_) = 0;
   bool receive_deadline_passed_ ABSL_GUARDED_BY(mutex_) = false;
   // Weak: the job holds the call.
   std::weak_ptr<Job> job_ ABSL_GUARDED_BY(mutex_);

@@ -7,18 +7,23 @@
 #include "server/grpc_order.h"
 
 namespace attnd::server {
+grpc::Slice ToSlice(const std::shared_ptr<Buffer>& buffer, int64_t offset_bytes,
+                    int64_t size_bytes) {
+  auto owner = std::make_unique<std::shared_ptr<Buffer>>(buffer);
+  PassBaton(owner.get());
+  const auto let_go = [](void* held) {
+    PassBaton(held);
+    delete static_cast<std::shared_ptr<Buffer>*>(held);
+  };
+  return grpc::Slice(buffer->data() + offset_bytes, static_cast<size_t>(size_bytes), let_go,
+                     owner.release());
+}
+
 namespace {
 
 grpc::Slice ToSlice(Buffer buffer) {
-  auto owner = std::make_unique<Buffer>(std::move(buffer));
-  unsigned char* const data = owner->data();
-  const size_t size = static_cast<size_t>(owner->size_bytes());
-  PassBaton(owner.get());
-  const auto give_back = [](void* held) {
-    PassBaton(held);
-    delete static_cast<Buffer*>(held);
-  };
-  return grpc::Slice(data, size, give_back, owner.release());
+  const auto whole = std::make_shared<Buffer>(std::move(buffer));
+  return ToSlice(whole, 0, whole->size_bytes());
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -23,6 +24,10 @@ class ReceivedMessage {
   std::vector<grpc::Slice> slices_;
   std::vector<wire::ByteSpan> spans_;
 };
+
+// A part of `buffer`, which stays where it is until gRPC has let go of every slice of it.
+grpc::Slice ToSlice(const std::shared_ptr<Buffer>& buffer, int64_t offset_bytes,
+                    int64_t size_bytes);
 
 // The message of an answer. Its tensors stay where they are: each buffer is given back to its pool
 // when gRPC has let go of its slice, which may be after the call is done.

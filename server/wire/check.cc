@@ -176,7 +176,7 @@ std::vector<ProblemSlot> PackedSlots(const AttentionProblem& whole,
 }
 
 absl::StatusOr<OutputSpec> ReadOutput(const v1::ComputeHeader& header, const Extents& extents,
-                                      int64_t q_bytes) {
+                                      int64_t q_bytes, int64_t max_answer_bytes) {
   OutputSpec output;
   output.dtype = extents.dtype;
   output.o_shape.assign(header.q().shape().begin(), header.q().shape().end());
@@ -189,10 +189,10 @@ absl::StatusOr<OutputSpec> ReadOutput(const v1::ComputeHeader& header, const Ext
     output.lse_bytes =
         extents.batch * extents.q_heads * extents.q_len * static_cast<int64_t>(sizeof(float));
   }
-  if (output.o_bytes > kMaxAnswerBytes - output.lse_bytes) {
+  if (output.o_bytes > max_answer_bytes - output.lse_bytes) {
     return InvalidArgumentError(StrCat("the answer would have ", output.o_bytes, " bytes of o and ",
                                        output.lse_bytes, " of lse; a message holds ",
-                                       kMaxAnswerBytes));
+                                       max_answer_bytes, " (ComputeStream has no such limit)"));
   }
   return output;
 }
@@ -203,11 +203,11 @@ TimePoint DeadlineOf(const v1::ComputeHeader& header, TimePoint arrival) {
   return arrival + microseconds(header.timeout_us());
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Request>> Check(const v1::ComputeHeader& header, int64_t q_bytes,
-                                               int64_t k_bytes, int64_t v_bytes,
-                                               const Limits& limits, TimePoint arrival) {
+// The sizes that came with the message; null: those that the shapes mean.
+absl::StatusOr<std::unique_ptr<Request>> CheckHeader(const v1::ComputeHeader& header,
+                                                     const PayloadBytes* given,
+                                                     int64_t max_answer_bytes, const Limits& limits,
+                                                     TimePoint arrival, PayloadBytes& sizes) {
   if (absl::Status status = CheckCallFields(header, limits); !status.ok()) return status;
   absl::StatusOr<Extents> extents = ReadExtents(header);
   if (!extents.ok()) return extents.status();
@@ -215,11 +215,12 @@ absl::StatusOr<std::unique_ptr<Request>> Check(const v1::ComputeHeader& header, 
   if (!problem.ok()) return problem.status();
   absl::Status status = CheckSlopes(header.alibi_slopes(), extents->q_heads);
   if (status.ok()) status = CheckSequences(header, *extents, limits);
-  if (status.ok()) {
-    status = CheckPayloadSizes(header, extents->dtype, q_bytes, k_bytes, v_bytes);
+  if (status.ok() && given != nullptr) {
+    status = CheckPayloadSizes(header, extents->dtype, given->q, given->k, given->v);
   }
   if (!status.ok()) return status;
-  absl::StatusOr<OutputSpec> output = ReadOutput(header, *extents, q_bytes);
+  sizes = SizesOf(header, extents->dtype);
+  absl::StatusOr<OutputSpec> output = ReadOutput(header, *extents, sizes.q, max_answer_bytes);
   if (!output.ok()) return output.status();
 
   auto request = std::make_unique<Request>();
@@ -235,6 +236,22 @@ absl::StatusOr<std::unique_ptr<Request>> Check(const v1::ComputeHeader& header, 
   request->alibi_slopes.assign(header.alibi_slopes().begin(), header.alibi_slopes().end());
   request->output = std::move(*output);
   return request;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Request>> Check(const v1::ComputeHeader& header, int64_t q_bytes,
+                                               int64_t k_bytes, int64_t v_bytes,
+                                               const Limits& limits, TimePoint arrival) {
+  const PayloadBytes given{q_bytes, k_bytes, v_bytes};
+  PayloadBytes sizes;
+  return CheckHeader(header, &given, kMaxAnswerBytes, limits, arrival, sizes);
+}
+
+absl::StatusOr<std::unique_ptr<Request>> CheckStream(const v1::ComputeHeader& header,
+                                                     const Limits& limits, TimePoint arrival,
+                                                     PayloadBytes& sizes) {
+  return CheckHeader(header, nullptr, INT64_MAX, limits, arrival, sizes);
 }
 
 }  // namespace attnd::server::wire

@@ -2,6 +2,7 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/wire_format_lite.h"
+#include "server/wire/stream.h"
 #include "server/wire/wire.h"
 
 namespace attnd::server::wire {
@@ -42,12 +43,9 @@ void AppendBytesPrefix(int field_number, int64_t size_bytes, std::string& out) {
   coded.WriteVarint32(static_cast<uint32_t>(size_bytes));
 }
 
-}  // namespace
-
-EncodedAnswer Encode(const Request& request, const Answer& answer) {
+void FillHeader(const Request& request, const Answer& answer, v1::Transport transport,
+                v1::ComputeResponseHeader& header) {
   const OutputSpec& output = request.output;
-  v1::ComputeResponse response;
-  v1::ComputeResponseHeader& header = *response.mutable_header();
   FillSpec(ToProto(output.dtype), output.o_shape, *header.mutable_o());
   if (output.want_lse) FillSpec(v1::DATA_TYPE_FLOAT32, output.lse_shape, *header.mutable_lse());
   FillTiming(answer.timing, *header.mutable_timing());
@@ -58,8 +56,16 @@ EncodedAnswer Encode(const Request& request, const Answer& answer) {
   header.set_batch_size(answer.batch_size);
   header.set_received_bytes(request.payload_bytes());
   header.set_sent_bytes(request.answer_bytes());
-  header.set_transport(v1::TRANSPORT_UNARY);
+  header.set_transport(transport);
   header.set_request_id(request.request_id);
+}
+
+}  // namespace
+
+EncodedAnswer Encode(const Request& request, const Answer& answer) {
+  const OutputSpec& output = request.output;
+  v1::ComputeResponse response;
+  FillHeader(request, answer, v1::TRANSPORT_UNARY, *response.mutable_header());
 
   EncodedAnswer encoded;
   encoded.head = response.SerializeAsString();
@@ -68,6 +74,24 @@ EncodedAnswer Encode(const Request& request, const Answer& answer) {
     AppendBytesPrefix(v1::ComputeResponse::kLseFieldNumber, output.lse_bytes, encoded.middle);
   }
   return encoded;
+}
+
+std::string EncodeStreamHeader(const Request& request, const Answer& answer) {
+  v1::ComputeStreamResponse response;
+  FillHeader(request, answer, v1::TRANSPORT_STREAM, *response.mutable_header());
+  return response.SerializeAsString();
+}
+
+std::string EncodeChunkHead(v1::Operand operand, int64_t offset_bytes, int64_t size_bytes) {
+  v1::Chunk chunk;
+  chunk.set_operand(operand);
+  chunk.set_offset_bytes(offset_bytes);
+  std::string inside = chunk.SerializeAsString();
+  AppendBytesPrefix(v1::Chunk::kDataFieldNumber, size_bytes, inside);
+  std::string head;
+  AppendBytesPrefix(v1::ComputeStreamResponse::kChunkFieldNumber,
+                    static_cast<int64_t>(inside.size()) + size_bytes, head);
+  return head + inside;
 }
 
 }  // namespace attnd::server::wire

@@ -198,4 +198,12 @@ absl::Status CheckPayloadSizes(const v1::ComputeHeader& header, DType dtype, int
   return absl::OkStatus();
 }
 
+PayloadBytes SizesOf(const v1::ComputeHeader& header, DType dtype) {
+  PayloadBytes sizes;
+  SizeBytesOf(header.q(), kernels::SizeBytes(dtype), sizes.q);
+  SizeBytesOf(header.k(), kernels::SizeBytes(dtype), sizes.k);
+  SizeBytesOf(header.v(), kernels::SizeBytes(dtype), sizes.v);
+  return sizes;
+}
+
 }  // namespace attnd::server::wire

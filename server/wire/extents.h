@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "attnd/v1/attnd.pb.h"
 #include "kernels/attention.h"
+#include "server/wire/wire.h"
 
 namespace attnd::server::wire {
 
@@ -35,6 +36,9 @@ absl::StatusOr<Extents> ReadExtents(const v1::ComputeHeader& header);
 // ReadExtents() has passed.
 absl::Status CheckPayloadSizes(const v1::ComputeHeader& header, kernels::DType dtype,
                                int64_t q_bytes, int64_t k_bytes, int64_t v_bytes);
+
+// What the shapes mean. ReadExtents() has passed.
+PayloadBytes SizesOf(const v1::ComputeHeader& header, kernels::DType dtype);
 
 // UNIMPLEMENTED, naming the field and the number.
 absl::Status UnknownEnumValue(const char* field, const char* type, int value);

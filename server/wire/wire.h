@@ -37,6 +37,7 @@ struct Payload {
   bool present = false;
   int64_t offset_bytes = 0;
   int64_t size_bytes = 0;
+  int64_t count = 0;  // how often it was there
 };
 
 // What a first scan of the message finds: the header, parsed, and the payloads, skipped by their
@@ -67,6 +68,20 @@ absl::StatusOr<std::unique_ptr<Request>> Check(const v1::ComputeHeader& header, 
                                                int64_t k_bytes, int64_t v_bytes,
                                                const Limits& limits, TimePoint arrival);
 
+struct PayloadBytes {
+  int64_t q = 0;
+  int64_t k = 0;
+  int64_t v = 0;
+
+  int64_t total() const { return q + k + v; }
+};
+
+// The same for the header of a stream, whose chunks are yet to come: `sizes` are those that the
+// shapes mean.
+absl::StatusOr<std::unique_ptr<Request>> CheckStream(const v1::ComputeHeader& header,
+                                                     const Limits& limits, TimePoint arrival,
+                                                     PayloadBytes& sizes);
+
 // Scan, Check, then the payloads copied into buffers of `pool`, one copy each. Also
 // RESOURCE_EXHAUSTED, from the pool, and INVALID_ARGUMENT for what its budget can never hold.
 absl::StatusOr<std::unique_ptr<Request>> Decode(absl::Span<const ByteSpan> message,
@@ -81,6 +96,9 @@ struct EncodedAnswer {
   std::string middle;  // LSE's tag and length
 };
 EncodedAnswer Encode(const Request& request, const Answer& answer);
+
+// The ComputeStreamResponse that carries the header; chunks follow (stream.h).
+std::string EncodeStreamHeader(const Request& request, const Answer& answer);
 
 }  // namespace attnd::server::wire
 

@@ -86,17 +86,25 @@ std::string Outcome::Trailer(const std::string& key) const {
   return found == trailers.end() ? "(none)" : found->second;
 }
 
+namespace {
+
+void SetUp(grpc::ClientContext& context, const CallOptions& options, size_t size_bytes) {
+  if (options.timeout.count() != 0) {
+    context.set_deadline(std::chrono::system_clock::now() + options.timeout);
+  }
+  if (options.declare == CallOptions::Declare::kSize) {
+    context.AddMetadata("attnd-request-bytes", absl::StrCat(size_bytes));
+  } else if (options.declare == CallOptions::Declare::kText) {
+    context.AddMetadata("attnd-request-bytes", options.declared_text);
+  }
+}
+
+}  // namespace
+
 PendingCall::PendingCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& bytes,
                          const CallOptions& options, const std::string& method)
     : stub_(channel), done_(promise_.get_future()) {
-  if (options.timeout.count() != 0) {
-    context_.set_deadline(std::chrono::system_clock::now() + options.timeout);
-  }
-  if (options.declare == CallOptions::Declare::kSize) {
-    context_.AddMetadata("attnd-request-bytes", absl::StrCat(bytes.size()));
-  } else if (options.declare == CallOptions::Declare::kText) {
-    context_.AddMetadata("attnd-request-bytes", options.declared_text);
-  }
+  SetUp(context_, options, bytes.size());
   const grpc::Slice slice(bytes);
   request_ = grpc::ByteBuffer(&slice, 1);
   server::PassBaton(this);
@@ -134,8 +142,11 @@ Outcome PendingCall::Wait() {
   return outcome;
 }
 
-RawStream::RawStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method)
-    : stub_(channel), stream_(stub_.PrepareCall(&context_, method, &queue_)) {
+RawStream::RawStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                     const CallOptions& options)
+    : stub_(channel) {
+  SetUp(context_, options, 0);
+  stream_ = stub_.PrepareCall(&context_, method, &queue_);
   stream_->StartCall(nullptr);
   Next();
 }
@@ -172,14 +183,60 @@ bool RawStream::Read(std::string* message) {
   return true;
 }
 
-grpc::Status RawStream::Finish() {
-  finished_ = true;
+void RawStream::WritesDone() {
+  writes_done_ = true;
   stream_->WritesDone(nullptr);
   Next();
+}
+
+grpc::Status RawStream::Finish() {
+  finished_ = true;
+  if (!writes_done_) WritesDone();
   grpc::Status status;
   stream_->Finish(&status, nullptr);
   Next();
   return status;
+}
+
+std::vector<std::string> StreamMessages(const v1::ComputeRequest& request, size_t chunk_bytes) {
+  v1::ComputeStreamRequest message;
+  *message.mutable_header() = request.header();
+  std::vector<std::string> messages = {message.SerializeAsString()};
+  const std::string* const operands[] = {&request.q(), &request.k(), &request.v()};
+  for (int i = 0; i < 3; ++i) {
+    for (size_t at = 0; at < operands[i]->size(); at += chunk_bytes) {
+      v1::Chunk* const chunk = message.mutable_chunk();
+      chunk->set_operand(static_cast<v1::Operand>(v1::OPERAND_Q + i));
+      chunk->set_offset_bytes(static_cast<int64_t>(at));
+      chunk->set_data(operands[i]->substr(at, chunk_bytes));
+      messages.push_back(message.SerializeAsString());
+    }
+  }
+  return messages;
+}
+
+Outcome ComputeStream(const std::shared_ptr<grpc::Channel>& channel,
+                      const std::vector<std::string>& messages, const CallOptions& options) {
+  RawStream stream(channel, kStreamMethod, options);
+  bool taken = true;
+  for (size_t i = 0; i < messages.size() && taken; ++i) taken = stream.Write(messages[i]);
+  stream.WritesDone();
+  Outcome outcome;
+  std::string bytes;
+  for (bool first = true; stream.Read(&bytes); first = false) {
+    v1::ComputeStreamResponse message;
+    EXPECT_TRUE(message.ParseFromString(bytes));
+    EXPECT_EQ(message.has_header(), first);
+    if (message.has_header()) *outcome.response.mutable_header() = message.header();
+    if (!message.has_chunk()) continue;
+    const v1::Chunk& chunk = message.chunk();
+    const bool is_o = chunk.operand() == v1::OPERAND_O;
+    std::string* const to = is_o ? outcome.response.mutable_o() : outcome.response.mutable_lse();
+    EXPECT_EQ(chunk.offset_bytes(), static_cast<int64_t>(to->size()));
+    to->append(chunk.data());
+  }
+  outcome.status = stream.Finish();
+  return outcome;
 }
 
 std::shared_ptr<grpc::Channel> Connect(const std::string& address) {

@@ -100,13 +100,17 @@ class PendingCall {
 // A stream of raw messages to any method, one operation at a time.
 class RawStream {
  public:
-  RawStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method);
+  // Declares no size unless told.
+  RawStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+            const CallOptions& options = {.declare = CallOptions::Declare::kNothing});
   ~RawStream();
 
   bool Write(const std::string& message);
   // False at the end of the stream.
   bool Read(std::string* message);
-  // Sends that nothing more comes, and waits for the status.
+  // Sends that nothing more comes.
+  void WritesDone();
+  // The same, if it has not been sent, and waits for the status.
   grpc::Status Finish();
   void Cancel() { context_.TryCancel(); }
 
@@ -117,10 +121,20 @@ class RawStream {
   grpc::CompletionQueue queue_;
   grpc::GenericStub stub_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+  bool writes_done_ = false;
   bool finished_ = false;
 };
 
 inline constexpr char kComputeMethod[] = "/attnd.v1.AttentionService/Compute";
+inline constexpr char kStreamMethod[] = "/attnd.v1.AttentionService/ComputeStream";
+
+// The messages of a ComputeStream that asks for `request`: its header, then q, k and v in order.
+std::vector<std::string> StreamMessages(const v1::ComputeRequest& request, size_t chunk_bytes);
+
+// Sends the messages as far as the server takes them; the answer's chunks, put together.
+Outcome ComputeStream(const std::shared_ptr<grpc::Channel>& channel,
+                      const std::vector<std::string>& messages,
+                      const CallOptions& options = {.declare = CallOptions::Declare::kNothing});
 
 // Body and status of a GET from this machine.
 std::pair<int, std::string> HttpGet(int port, const std::string& path);

@@ -1,0 +1,157 @@
+#include "server/services/stream_call.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/grpc_order.h"
+#include "server/services/call_facts.h"
+#include "server/services/message_bytes.h"
+
+namespace attnd::server {
+namespace {
+
+// What moves fastest (256 KB and 4 MB are slower): large against the cost of a message, small
+// against the caches.
+constexpr int64_t kChunkBytes = int64_t{1} << 20;
+
+}  // namespace
+
+void StreamCall::OnMessage() {
+  if (const absl::Status status = CheckDeclared(); !status.ok()) {
+    return End(status, Stage::kReceive);
+  }
+  if (upload_) {
+    Post(*parts_.copiers, [this, self = shared_from_this()] { TakeChunk(); });
+  } else {
+    Post(*parts_.decoders, [this, self = shared_from_this()] { TakeHeader(); });
+  }
+}
+
+void StreamCall::TakeHeader() {
+  const absl::Status status = ReadHeader();
+  message_.Clear();
+  if (!status.ok()) return End(status, Stage::kReceive);
+  ReadOn();
+}
+
+absl::Status StreamCall::ReadHeader() {
+  const absl::StatusOr<ReceivedMessage> received = ReceivedMessage::From(message_);
+  if (!received.ok()) return received.status();
+  const auto part = wire::ScanStreamPart(received->spans(), parts_.limits);
+  if (!part.ok()) return part.status();
+  if (part->header == nullptr) {
+    return absl::InvalidArgumentError("a stream begins with its header; this one with a chunk");
+  }
+  wire::PayloadBytes sizes;
+  auto request = wire::CheckStream(*part->header, parts_.limits, parts_.clock->Now(), sizes);
+  if (!request.ok()) return request.status();
+  absl::Status status = CheckStreamSize(sizes.total(), parts_.max_stream_bytes);
+  if (status.ok()) status = CompleteRequest(**request);
+  if (!status.ok()) return status;
+  return WhenRoom(UpperBlockBytes(sizes.total()), (*request)->deadline, [&] {
+    auto upload = wire::Upload::Begin(*request, sizes, *parts_.payload_pool);
+    if (upload.ok()) upload_ = *std::move(upload);
+    return upload.status();
+  });
+}
+
+void StreamCall::TakeChunk() {
+  const absl::Status status = ReadChunk();
+  message_.Clear();
+  if (!status.ok()) return End(status, Stage::kReceive);
+  ReadOn();
+}
+
+absl::Status StreamCall::ReadChunk() {
+  if (parts_.clock->Now() >= upload_->request().deadline) {
+    return absl::DeadlineExceededError("the deadline passed");
+  }
+  const absl::StatusOr<ReceivedMessage> received = ReceivedMessage::From(message_);
+  if (!received.ok()) return received.status();
+  const auto part = wire::ScanStreamPart(received->spans(), parts_.limits);
+  if (!part.ok()) return part.status();
+  if (part->header != nullptr) {
+    return absl::InvalidArgumentError("the stream carries more than one header");
+  }
+  return upload_->Add(received->spans(), *part);
+}
+
+void StreamCall::OnCallerClosed() {
+  ReceivedAll();
+  permit_ = ReceivePermit();
+  if (!upload_) {
+    return End(absl::InvalidArgumentError("the stream carries no header"), Stage::kReceive);
+  }
+  Post(*parts_.copiers, [this, self = shared_from_this()] { TakeEnd(); });
+}
+
+void StreamCall::TakeEnd() {
+  absl::StatusOr<std::unique_ptr<Request>> request = upload_->Finish();
+  if (!request.ok()) return End(request.status(), Stage::kReceive);
+  upload_.reset();
+  CountReceived((*request)->payload_bytes());
+  (*request)->arrival = parts_.clock->Now();
+  if (const absl::Status status = CompleteRequest(**request); !status.ok()) {
+    return End(status, Stage::kReceive);
+  }
+  Submit(*std::move(request));
+}
+
+void StreamCall::SendAnswer(const Request& request, Answer answer) {
+  header_ = wire::EncodeStreamHeader(request, answer);
+  leaving_[0].buffer = std::make_shared<Buffer>(std::move(answer.o));
+  leaving_[1].buffer = std::make_shared<Buffer>(std::move(answer.lse));
+  PostSend([this, self = shared_from_this()] { WriteNext(); });
+}
+
+void StreamCall::WriteNext() {
+  if (NextMessage(outgoing_)) {
+    PassBaton(this);
+    return StartWrite(&outgoing_);
+  }
+  const grpc::Status ok = CountedOk();
+  PassBaton(this);
+  StartWriteAndFinish(&outgoing_, grpc::WriteOptions(), ok);
+}
+
+// False if this is the last one.
+bool StreamCall::NextMessage(grpc::ByteBuffer& message) {
+  const auto is_more = [this] {
+    return std::any_of(std::begin(leaving_), std::end(leaving_),
+                       [](const Leaving& tensor) { return tensor.buffer != nullptr; });
+  };
+  for (Leaving& tensor : leaving_) {
+    if (tensor.buffer != nullptr && tensor.buffer->size_bytes() == 0) tensor.buffer.reset();
+  }
+  if (!header_.empty()) {
+    const grpc::Slice slice(std::exchange(header_, {}));
+    message = grpc::ByteBuffer(&slice, 1);
+    return is_more();
+  }
+  Leaving& tensor = leaving_[0].buffer != nullptr ? leaving_[0] : leaving_[1];
+  const int64_t left_bytes = tensor.buffer->size_bytes() - tensor.sent_bytes;
+  const int64_t size_bytes = std::min(left_bytes, kChunkBytes);
+  const grpc::Slice slices[] = {
+      grpc::Slice(wire::EncodeChunkHead(tensor.operand, tensor.sent_bytes, size_bytes)),
+      ToSlice(tensor.buffer, tensor.sent_bytes, size_bytes)};
+  message = grpc::ByteBuffer(slices, 2);
+  tensor.sent_bytes += size_bytes;
+  if (size_bytes == left_bytes) tensor.buffer.reset();
+  return is_more();
+}
+
+void StreamCall::OnWriteDone(bool ok) {
+  PassBaton(this);
+  outgoing_.Clear();
+  if (!ok) return End(WhyGone(), Stage::kDone);
+  WriteNext();
+}
+
+void StreamCall::Drop() {
+  if (upload_) CountReceived(upload_->received_bytes());
+  upload_.reset();
+  for (Leaving& tensor : leaving_) tensor.buffer.reset();
+}
+
+}  // namespace attnd::server

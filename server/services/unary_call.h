@@ -1,0 +1,33 @@
+// One call of Compute.
+#ifndef ATTND_SERVER_SERVICES_UNARY_CALL_H_
+#define ATTND_SERVER_SERVICES_UNARY_CALL_H_
+
+#include <memory>
+
+#include "server/services/compute_call.h"
+
+namespace attnd::server {
+
+// One message, then the caller's end; one message back.
+class UnaryCall final : public ComputeCall {
+ public:
+  UnaryCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
+      : ComputeCall(parts, context) {}
+
+ private:
+  void OnMessage() override;
+  void OnCallerClosed() override;
+  void SendAnswer(const Request& request, Answer answer) override;
+  void Drop() override { request_.Clear(); }
+
+  void Decode();
+  absl::StatusOr<std::unique_ptr<Request>> DecodeWhenRoom(const grpc::ByteBuffer& message);
+
+  bool has_message_ = false;
+  TimePoint arrival_{};
+  grpc::ByteBuffer request_;
+};
+
+}  // namespace attnd::server
+
+#endif  // ATTND_SERVER_SERVICES_UNARY_CALL_H_
