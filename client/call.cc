@@ -16,6 +16,7 @@ namespace {
 using ::std::chrono::steady_clock;
 
 constexpr char kMethod[] = "/attnd.v1.AttentionService/Compute";
+constexpr char kStreamMethod[] = "/attnd.v1.AttentionService/ComputeStream";
 
 absl::optional<steady_clock::time_point> DeadlineOf(absl::optional<absl::Duration> timeout) {
   // A century is no deadline, and does not overflow the clock.
@@ -51,51 +52,157 @@ void Core::Close() {
   channels.bulk.reset();
 }
 
-// Deleted by OnDone, with the context and the message, so that gRPC lets go of the payloads.
-class ComputeCall::Try : public grpc::ClientUnaryReactor {
+// Deleted when gRPC is done with it, with the context and the message, so that gRPC lets go of the
+// payloads.
+class ComputeCall::Try {
  public:
-  Try(std::shared_ptr<ComputeCall> call, std::shared_ptr<grpc::ClientContext> context,
-      grpc::ByteBuffer message)
-      : call_(std::move(call)), context_(std::move(context)), message_(std::move(message)) {}
+  Try(std::shared_ptr<ComputeCall> call, std::shared_ptr<grpc::ClientContext> context)
+      : call_(std::move(call)), context_(std::move(context)) {}
+  virtual ~Try() = default;
 
-  void Run(std::shared_ptr<grpc::Channel> channel) {
+  virtual void Run(std::shared_ptr<grpc::Channel> channel) = 0;
+  virtual Answer TakeAnswer() = 0;
+
+  grpc::ClientContext& context() const { return *context_; }
+
+ protected:
+  const ComputeCall& call() const { return *call_; }
+  void Done(const absl::Status& status) {
+    std::shared_ptr<ComputeCall> call = call_;
+    const std::shared_ptr<Core> core = call->core_;
+    call->OnTryDone(std::unique_ptr<Try>(this), status);
+    call.reset();
+    core->EndTry();
+  }
+
+ private:
+  const std::shared_ptr<ComputeCall> call_;
+  const std::shared_ptr<grpc::ClientContext> context_;
+};
+
+class ComputeCall::UnaryTry final : public Try, public grpc::ClientUnaryReactor {
+ public:
+  UnaryTry(std::shared_ptr<ComputeCall> call, std::shared_ptr<grpc::ClientContext> context,
+           grpc::ByteBuffer message)
+      : Try(std::move(call), std::move(context)), message_(std::move(message)) {}
+
+  void Run(std::shared_ptr<grpc::Channel> channel) override {
     grpc::GenericStub stub(std::move(channel));
-    stub.PrepareUnaryCall(context_.get(), kMethod, grpc::StubOptions(), &message_, &answer_, this);
+    stub.PrepareUnaryCall(&context(), kMethod, grpc::StubOptions(), &message_, &answer_, this);
     ReleaseToGrpc(this);
     StartCall();
   }
 
   void OnDone(const grpc::Status& status) override {
     AcquireFromGrpc(this);
-    std::shared_ptr<ComputeCall> call = call_;
-    const std::shared_ptr<Core> core = call->core_;
-    call->OnTryDone(std::unique_ptr<Try>(this), ToAbsl(status));
-    call.reset();
-    core->EndTry();
+    Done(ToAbsl(status));
   }
 
-  const grpc::ClientContext& context() const { return *context_; }
-  grpc::ByteBuffer TakeAnswer() { return std::move(answer_); }
+  Answer TakeAnswer() override { return {std::move(answer_), nullptr}; }
 
  private:
-  const std::shared_ptr<ComputeCall> call_;
-  const std::shared_ptr<grpc::ClientContext> context_;
   grpc::ByteBuffer message_;
   grpc::ByteBuffer answer_;
 };
 
+// Writes and reads go on side by side, one of each at a time.
+class ComputeCall::StreamTry final
+    : public Try,
+      public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  StreamTry(std::shared_ptr<ComputeCall> call, std::shared_ptr<grpc::ClientContext> context,
+            std::shared_ptr<void> keep)
+      : Try(std::move(call), std::move(context)),
+        keep_(std::move(keep)),
+        answer_(std::make_shared<StreamedAnswer>()) {}
+
+  void Run(std::shared_ptr<grpc::Channel> channel) override {
+    grpc::GenericStub stub(std::move(channel));
+    stub.PrepareBidiStreamingCall(&context(), kStreamMethod, grpc::StubOptions(), this);
+    const grpc::Slice header(call().request_.stream_header);
+    outgoing_ = grpc::ByteBuffer(&header, 1);
+    SkipEmpty();
+    ReleaseToGrpc(this);
+    ReleaseToGrpc(&incoming_);
+    StartRead(&incoming_);
+    Write();
+    StartCall();
+  }
+
+  void OnWriteDone(bool ok) override {
+    AcquireFromGrpc(&outgoing_);
+    outgoing_.Clear();
+    if (!ok || operand_ == 3) {  // the status says why, or all is sent
+      ReleaseToGrpc(&outgoing_);
+      return;
+    }
+    const EncodedRequest& request = call().request_;
+    const int64_t size_bytes =
+        std::min(kChunkBytes, request.payload_bytes[operand_] - offset_bytes_);
+    outgoing_ = ToChunk(request, operand_, offset_bytes_, size_bytes, keep_);
+    offset_bytes_ += size_bytes;
+    SkipEmpty();
+    Write();
+  }
+
+  void OnReadDone(bool ok) override {
+    AcquireFromGrpc(&incoming_);
+    if (ok) broken_ = answer_->Add(call().expected_, std::move(incoming_));
+    incoming_.Clear();
+    ReleaseToGrpc(&incoming_);
+    if (!ok) return;
+    if (!broken_.ok()) return context().TryCancel();
+    StartRead(&incoming_);
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    AcquireFromGrpc(this);
+    AcquireFromGrpc(&incoming_);
+    AcquireFromGrpc(&outgoing_);
+    keep_.reset();
+    Done(broken_.ok() ? ToAbsl(status) : broken_);
+  }
+
+  Answer TakeAnswer() override { return {{}, std::move(answer_)}; }
+
+ private:
+  // To the next byte that is to be sent.
+  void SkipEmpty() {
+    while (operand_ < 3 && offset_bytes_ == call().request_.payload_bytes[operand_]) {
+      ++operand_;
+      offset_bytes_ = 0;
+    }
+  }
+  void Write() {
+    const bool is_last = operand_ == 3;
+    ReleaseToGrpc(&outgoing_);
+    is_last ? StartWriteLast(&outgoing_, grpc::WriteOptions()) : StartWrite(&outgoing_);
+  }
+
+  std::shared_ptr<void> keep_;
+  grpc::ByteBuffer outgoing_;
+  int operand_ = 0;  // of the next chunk; 3: none
+  int64_t offset_bytes_ = 0;
+  grpc::ByteBuffer incoming_;
+  std::shared_ptr<StreamedAnswer> answer_;
+  absl::Status broken_;
+};
+
 ComputeCall::ComputeCall(std::shared_ptr<Core> core, EncodedRequest request,
-                         absl::optional<absl::Duration> timeout, Sink sink)
+                         const ExpectedAnswer& expected, absl::optional<absl::Duration> timeout,
+                         Sink sink)
     : core_(std::move(core)),
       request_(std::move(request)),
+      expected_(expected),
       deadline_(DeadlineOf(timeout)),
       end_(std::make_shared<End>(std::move(sink))) {}
 
 std::shared_ptr<ComputeCall> ComputeCall::Start(std::shared_ptr<Core> core, EncodedRequest request,
+                                                const ExpectedAnswer& expected,
                                                 absl::optional<absl::Duration> timeout, Sink sink) {
   core->budget.OnCall();
   std::shared_ptr<ComputeCall> call(
-      new ComputeCall(std::move(core), std::move(request), timeout, std::move(sink)));
+      new ComputeCall(std::move(core), std::move(request), expected, timeout, std::move(sink)));
   call->StartTry();
   return call;
 }
@@ -104,18 +211,25 @@ void ComputeCall::StartTry() {
   if (DeadlineLeft() <= absl::ZeroDuration()) {
     return Finish(absl::DeadlineExceededError("the deadline passed before the call was sent"), {});
   }
+  const int64_t largest_bytes =
+      std::max(kMaxStreamMessageBytes, static_cast<int64_t>(request_.stream_header.size()));
   const bool bulk = request_.size_bytes() >= core_->options.bulk_bytes;
   const std::shared_ptr<grpc::Channel>& channel =
       bulk ? core_->channels.bulk : core_->channels.control;
   const auto context = std::make_shared<grpc::ClientContext>();
   if (deadline_) context->set_deadline(After(DeadlineLeft()));
-  context->AddMetadata("attnd-request-bytes", absl::StrCat(request_.size_bytes()));
+  context->AddMetadata("attnd-request-bytes",
+                       absl::StrCat(request_.is_stream ? largest_bytes : request_.size_bytes()));
 
   std::unique_ptr<Try> next;
   {
     MutexLock lock(mutex_);
     if (end_ == nullptr) return;  // cancelled during the wait
-    next = std::make_unique<Try>(shared_from_this(), context, ToMessage(request_, end_));
+    if (request_.is_stream) {
+      next = std::make_unique<StreamTry>(shared_from_this(), context, end_);
+    } else {
+      next = std::make_unique<UnaryTry>(shared_from_this(), context, ToMessage(request_, end_));
+    }
     context_ = context;
     ++tries_;
   }
@@ -131,11 +245,25 @@ void ComputeCall::OnTryDone(std::unique_ptr<Try> done, const absl::Status& statu
   }
   absl::optional<absl::Duration> wait;
   if (!status.ok()) wait = WaitBeforeRetry(done->context(), status.code());
-  grpc::ByteBuffer answer = done->TakeAnswer();
+  Answer answer = done->TakeAnswer();
+  const bool turns = TurnsToStream(done->context(), status.code());
   done.reset();
+  if (turns) {
+    request_.is_stream = true;
+    return StartTry();
+  }
   if (!wait) return Finish(status, std::move(answer));
   core_->loop.PostAt(steady_clock::now() + absl::ToChronoNanoseconds(*wait),
                      [call = shared_from_this()] { call->StartTry(); });
+}
+
+bool ComputeCall::TurnsToStream(const grpc::ClientContext& context, absl::StatusCode code) const {
+  if (request_.is_stream || request_.stream_header.empty()) return false;
+  if (code != absl::StatusCode::kResourceExhausted) return false;
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto found = trailers.find("grpc-retry-pushback-ms");
+  return found != trailers.end() && trailers.count("attnd-version") > 0 &&
+         ParsePushbackMs(absl::string_view(found->second.data(), found->second.size())) < 0;
 }
 
 absl::optional<absl::Duration> ComputeCall::WaitBeforeRetry(const grpc::ClientContext& context,
@@ -176,7 +304,7 @@ void ComputeCall::Cancel() {
   }
 }
 
-void ComputeCall::Finish(absl::Status status, grpc::ByteBuffer message) {
+void ComputeCall::Finish(absl::Status status, Answer answer) {
   std::shared_ptr<End> end;
   {
     MutexLock lock(mutex_);
@@ -187,7 +315,8 @@ void ComputeCall::Finish(absl::Status status, grpc::ByteBuffer message) {
     end->reply.tries = tries_;
   }
   end->reply.status = std::move(status);
-  end->reply.message = std::move(message);
+  end->reply.message = std::move(answer.message);
+  end->reply.streamed = std::move(answer.streamed);
   end->reply.sent_bytes = request_.size_bytes();
 }  // `end` goes here: the end, unless gRPC still holds a payload
 

@@ -48,7 +48,8 @@ class Core {
 
 struct Reply {
   absl::Status status = absl::CancelledError("the client was destroyed first");
-  grpc::ByteBuffer message;  // a ComputeResponse, if status is OK
+  grpc::ByteBuffer message;                  // a ComputeResponse, if status is OK and there is no
+  std::shared_ptr<StreamedAnswer> streamed;  // of a stream
   int64_t sent_bytes = 0;
   int tries = 0;
 };
@@ -62,12 +63,21 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   using Sink = std::function<void(Reply)>;
 
   static std::shared_ptr<ComputeCall> Start(std::shared_ptr<Core> core, EncodedRequest request,
+                                            const ExpectedAnswer& expected,
                                             absl::optional<absl::Duration> timeout, Sink sink);
 
   void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   class Try;
+  class UnaryTry;
+  class StreamTry;
+
+  // What a try brings home.
+  struct Answer {
+    grpc::ByteBuffer message;
+    std::shared_ptr<StreamedAnswer> streamed;
+  };
 
   // Whoever holds it keeps the call from ending: the call until it has its outcome, and each piece
   // of a message that gRPC may still read.
@@ -78,7 +88,7 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
     Reply reply;
   };
 
-  ComputeCall(std::shared_ptr<Core> core, EncodedRequest request,
+  ComputeCall(std::shared_ptr<Core> core, EncodedRequest request, const ExpectedAnswer& expected,
               absl::optional<absl::Duration> timeout, Sink sink);
 
   void StartTry() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -86,11 +96,14 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   // How long to wait before the next try, if there is to be one.
   absl::optional<absl::Duration> WaitBeforeRetry(const grpc::ClientContext& context,
                                                  absl::StatusCode code) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Finish(absl::Status status, grpc::ByteBuffer message) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether the server refused the message for good, and a stream may do.
+  bool TurnsToStream(const grpc::ClientContext& context, absl::StatusCode code) const;
+  void Finish(absl::Status status, Answer answer) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration DeadlineLeft() const;
 
   const std::shared_ptr<Core> core_;
-  const EncodedRequest request_;
+  EncodedRequest request_;  // changes between tries only
+  const ExpectedAnswer expected_;
   const absl::optional<std::chrono::steady_clock::time_point> deadline_;
 
   Mutex mutex_;

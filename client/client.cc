@@ -21,7 +21,9 @@ using client::Reply;
 
 absl::StatusOr<AttentionResult> Decode(const ExpectedAnswer& expected, Reply reply) {
   if (!reply.status.ok()) return reply.status;
-  absl::StatusOr<AttentionResult> result = client::DecodeAnswer(expected, std::move(reply.message));
+  absl::StatusOr<AttentionResult> result =
+      reply.streamed != nullptr ? reply.streamed->Finish()
+                                : client::DecodeAnswer(expected, std::move(reply.message));
   if (result.ok()) {
     result->sent_bytes = reply.sent_bytes;
     result->tries = reply.tries;
@@ -73,6 +75,7 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& from) {
   info.max_header_bytes = limits.max_header_bytes();
   info.default_deadline_ms = limits.default_deadline_ms();
   info.receive_bytes = limits.receive_bytes();
+  info.max_stream_bytes = limits.max_stream_bytes();
   return info;
 }
 
@@ -93,7 +96,7 @@ class ClientImpl : public Client {
     absl::StatusOr<EncodedRequest> encoded = client::Encode(request);
     if (!encoded.ok()) return encoded.status();
     const auto waiter = std::make_shared<Waiter>();
-    ComputeCall::Start(core_, *std::move(encoded), request.timeout,
+    ComputeCall::Start(core_, *std::move(encoded), ExpectedAnswer(request), request.timeout,
                        [waiter](Reply reply) { waiter->Set(std::move(reply)); });
     return Decode(ExpectedAnswer(request), waiter->Wait());
   }
@@ -121,7 +124,8 @@ class ClientImpl : public Client {
         OnEnded();
       });
     };
-    return ComputeCall::Start(core_, *std::move(encoded), request.timeout, std::move(sink));
+    return ComputeCall::Start(core_, *std::move(encoded), ExpectedAnswer(request), request.timeout,
+                              std::move(sink));
   }
 
   absl::StatusOr<ServerInfo> GetServerInfo(absl::Duration timeout) override {

@@ -25,9 +25,16 @@ namespace attnd {
 enum class DType { kFloat32, kFloat16, kBFloat16 };
 enum class Layout { kBHSD, kBSHD, kTHD };
 enum class Causal { kNone, kTopLeft, kBottomRight };
+// How tensors go: in one message each way, below 2 GB and the server's max_unary_bytes; or in
+// chunks of about 1 MB, up to its max_stream_bytes. kAuto: a stream for more than kStreamFromBytes
+// of Q, K and V, and where the server refuses the message for good.
+enum class Transport { kAuto, kUnary, kStream };
+
+inline constexpr int64_t kStreamFromBytes = int64_t{64} << 20;
 
 int64_t SizeBytes(DType dtype);
-const char* DTypeName(DType dtype);  // "float32", "float16", "bfloat16"
+const char* DTypeName(DType dtype);              // "float32", "float16", "bfloat16"
+const char* TransportName(Transport transport);  // "auto", "unary", "stream"
 
 // A dense, row-major tensor in memory that the caller keeps; it must stay until the call has ended.
 struct TensorView {
@@ -58,6 +65,7 @@ struct AttentionRequest {
   bool want_lse = false;
   int priority = 0;
   std::string request_id;
+  Transport transport = Transport::kAuto;
   // The whole call with its retries ends by then. Default: no deadline of the client's own.
   absl::optional<absl::Duration> timeout;
 };
@@ -84,13 +92,14 @@ struct AttentionResult {
   Tensor o;
   absl::optional<Tensor> lse;
   ServerTiming timing;
+  Transport transport = Transport::kUnary;  // which it took: never kAuto
   std::string backend;
   std::string kernel;
   std::string device;
   uint64_t batch_id = 0;
   int64_t batch_size = 0;
-  int64_t sent_bytes = 0;      // of the last try's request message
-  int64_t received_bytes = 0;  // of the answer's message
+  int64_t sent_bytes = 0;      // of the last try's request: its message, or a stream's payload
+  int64_t received_bytes = 0;  // of the answer's message, or messages
   int tries = 1;
 };
 
@@ -114,6 +123,7 @@ struct ServerInfo {
   int64_t max_header_bytes = 0;
   int64_t default_deadline_ms = 0;
   int64_t receive_bytes = 0;
+  int64_t max_stream_bytes = 0;
 };
 
 struct ClientOptions {
@@ -143,8 +153,8 @@ class Call {
 // spoke). At most max_tries, within the deadline, within the retry budget.
 //
 // Errors keep the server's code and message. INVALID_ARGUMENT without a call when a view's data is
-// null, an extent is negative, or a message would pass 2 GB. INTERNAL when an answer does not fit
-// its request. Thread-safe; one client serves a whole process.
+// null, an extent is negative, or a message would pass 2 GB (a stream may). INTERNAL when an answer
+// does not fit its request. Thread-safe; one client serves a whole process.
 //
 // A call ends only when nothing reads the tensors' memory any more. That is at its deadline, unless
 // the other machine froze while the message was on its way: then it is when the connection is given

@@ -85,11 +85,16 @@ bool FromProto(v1::DataType from, DType* to) {
   }
 }
 
-absl::Status FillTensor(const char* name, const v1::TensorSpec& spec, Tensor* tensor) {
+absl::Status FillSpec(const char* name, const v1::TensorSpec& spec, Tensor* tensor) {
   if (!FromProto(spec.dtype(), &tensor->dtype)) {
     return Broken(absl::StrCat(name, " has dtype number ", static_cast<int>(spec.dtype())));
   }
   tensor->shape.assign(spec.shape().begin(), spec.shape().end());
+  return absl::OkStatus();
+}
+
+absl::Status FillTensor(const char* name, const v1::TensorSpec& spec, Tensor* tensor) {
+  if (absl::Status status = FillSpec(name, spec, tensor); !status.ok()) return status;
   const int64_t wanted = tensor->view().size_bytes();
   if (wanted != static_cast<int64_t>(tensor->bytes.size())) {
     return Broken(
@@ -122,6 +127,8 @@ void FillAccount(const v1::ComputeResponseHeader& header, AttentionResult* resul
   result->device = header.device();
   result->batch_id = header.batch_id();
   result->batch_size = header.batch_size();
+  result->transport =
+      header.transport() == v1::TRANSPORT_STREAM ? Transport::kStream : Transport::kUnary;
 }
 
 }  // namespace
@@ -149,6 +156,74 @@ absl::StatusOr<AttentionResult> DecodeAnswer(const ExpectedAnswer& expected,
   if (absl::Status status = CheckExpected(expected, result); !status.ok()) return status;
   FillAccount(header, &result);
   return result;
+}
+
+StreamedAnswer::StreamedAnswer() = default;
+StreamedAnswer::~StreamedAnswer() = default;
+
+absl::Status StreamedAnswer::Add(const ExpectedAnswer& expected, grpc::ByteBuffer message) {
+  result_.received_bytes += static_cast<int64_t>(message.Length());
+  v1::ComputeStreamResponse part;
+  grpc::ProtoBufferReader reader(&message);
+  if (!reader.status().ok() || !part.ParseFromZeroCopyStream(&reader)) {
+    return Broken("a message is not a ComputeStreamResponse");
+  }
+  if (part.has_header() == has_header_) {
+    return Broken(has_header_ ? "it has two headers" : "a chunk comes before the header");
+  }
+  if (part.has_header()) return AddHeader(expected, part.header());
+  const v1::Chunk& chunk = part.chunk();
+  const bool is_lse = chunk.operand() == v1::OPERAND_LSE;
+  if (!is_lse && chunk.operand() != v1::OPERAND_O) {
+    return Broken(absl::StrCat("a chunk is of operand number ", static_cast<int>(chunk.operand())));
+  }
+  if (is_lse && !result_.lse) return Broken("lse was not asked for");
+  std::vector<unsigned char>& bytes = is_lse ? result_.lse->bytes : result_.o.bytes;
+  const auto total = static_cast<int64_t>(bytes.size());
+  const auto size = static_cast<int64_t>(chunk.data().size());
+  if (chunk.offset_bytes() < 0 || chunk.offset_bytes() > total ||
+      size > total - chunk.offset_bytes()) {
+    return Broken(absl::StrCat("a chunk of ", size, " bytes at ", chunk.offset_bytes(),
+                               " is beyond the ", total, " bytes of its tensor"));
+  }
+  std::copy(chunk.data().begin(), chunk.data().end(), bytes.begin() + chunk.offset_bytes());
+  missing_bytes_ -= size;
+  return absl::OkStatus();
+}
+
+// What was asked for bounds what is allocated.
+absl::Status StreamedAnswer::AddHeader(const ExpectedAnswer& expected,
+                                       const v1::ComputeResponseHeader& header) {
+  has_header_ = true;
+  if (absl::Status status = FillSpec("o", header.o(), &result_.o); !status.ok()) return status;
+  if (header.has_lse()) {
+    result_.lse.emplace();
+    if (absl::Status status = FillSpec("lse", header.lse(), &*result_.lse); !status.ok()) {
+      return status;
+    }
+  }
+  if (absl::Status status = CheckExpected(expected, result_); !status.ok()) return status;
+  FillAccount(header, &result_);
+  missing_bytes_ = result_.o.view().size_bytes();
+  result_.o.bytes.resize(static_cast<size_t>(missing_bytes_));
+  if (!result_.lse) return absl::OkStatus();
+  const int64_t lse_bytes = result_.lse->view().size_bytes();
+  // 4 bytes for each row of O, of 2 bytes at least.
+  if (lse_bytes > 2 * missing_bytes_) {
+    return Broken(absl::StrCat("lse of ", lse_bytes, " bytes does not go with o of ",
+                               missing_bytes_, " bytes"));
+  }
+  result_.lse->bytes.resize(static_cast<size_t>(lse_bytes));
+  missing_bytes_ += lse_bytes;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AttentionResult> StreamedAnswer::Finish() {
+  if (!has_header_) return Broken("it has no header");
+  if (missing_bytes_ != 0) {
+    return Broken(absl::StrCat("its chunks lack ", missing_bytes_, " bytes"));
+  }
+  return std::move(result_);
 }
 
 }  // namespace attnd::client

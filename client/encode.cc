@@ -17,6 +17,9 @@ using ::google::protobuf::internal::WireFormatLite;
 using ::google::protobuf::io::CodedOutputStream;
 using ::google::protobuf::io::StringOutputStream;
 
+// No tensor in memory is larger (x86-64's user half), and three of them do not overflow.
+constexpr int64_t kMaxTensorBytes = int64_t{1} << 47;
+
 v1::DataType ToProto(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
@@ -86,6 +89,11 @@ absl::Status CheckView(const char* name, const TensorView& view) {
     }
   }
   const int64_t bytes = view.size_bytes();
+  if (bytes > kMaxTensorBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": its shape means ", bytes,
+                                                   " bytes or more; an address space has ",
+                                                   kMaxTensorBytes));
+  }
   if (bytes > 0 && view.data == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, ".data is null, and its shape means ", bytes, " bytes"));
@@ -118,25 +126,21 @@ int64_t EncodedRequest::size_bytes() const {
   return total;
 }
 
-absl::StatusOr<EncodedRequest> Encode(const AttentionRequest& request) {
-  const TensorView* views[3] = {&request.q, &request.k, &request.v};
-  const char* names[3] = {"q", "k", "v"};
-  EncodedRequest encoded;
-  int64_t left = kMaxMessageBytes;
-  for (int i = 0; i < 3; ++i) {
-    if (absl::Status status = CheckView(names[i], *views[i]); !status.ok()) return status;
-    encoded.payloads[i] = views[i]->data;
-    encoded.payload_bytes[i] = views[i]->size_bytes();
-    if (encoded.payload_bytes[i] > left) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("request: q, k and v (", request.q.size_bytes(), ", ",
-                       request.k.size_bytes(), ", ", request.v.size_bytes(), " bytes) pass the ",
-                       kMaxMessageBytes, " bytes that a message may have"));
-    }
-    left -= encoded.payload_bytes[i];
-  }
+namespace {
 
-  const v1::ComputeHeader header = HeaderOf(request);
+// The frames of the one message that a unary call is.
+absl::Status FrameMessage(const AttentionRequest& request, const v1::ComputeHeader& header,
+                          EncodedRequest& encoded) {
+  int64_t left = kMaxMessageBytes;
+  for (const int64_t payload_bytes : encoded.payload_bytes) {
+    if (payload_bytes > left) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "request: q, k and v (", request.q.size_bytes(), ", ", request.k.size_bytes(), ", ",
+          request.v.size_bytes(), " bytes) pass the ", kMaxMessageBytes,
+          " bytes that a message may have; Transport::kStream has no such limit"));
+    }
+    left -= payload_bytes;
+  }
   const size_t header_bytes = header.ByteSizeLong();
   if (header_bytes < static_cast<size_t>(left)) {
     encoded.frames[0] = LengthDelimitedTag(v1::ComputeRequest::kHeaderFieldNumber, header_bytes);
@@ -152,6 +156,42 @@ absl::StatusOr<EncodedRequest> Encode(const AttentionRequest& request) {
         "request: header (", header_bytes, " bytes) and tensors (", kMaxMessageBytes - left,
         " bytes) pass the ", kMaxMessageBytes, " bytes that a message may have"));
   }
+  return absl::OkStatus();
+}
+
+// gRPC may read it until `keep` is gone.
+grpc::Slice Borrow(const void* data, int64_t size_bytes, const std::shared_ptr<void>& keep) {
+  auto* held = new std::shared_ptr<void>(keep);
+  ReleaseToGrpc(held);
+  // gRPC only reads; its type for "buffer" is not const.
+  return grpc::Slice(const_cast<void*>(data), static_cast<size_t>(size_bytes), &LetGo, held);
+}
+
+}  // namespace
+
+absl::StatusOr<EncodedRequest> Encode(const AttentionRequest& request) {
+  const TensorView* views[3] = {&request.q, &request.k, &request.v};
+  const char* names[3] = {"q", "k", "v"};
+  EncodedRequest encoded;
+  bool is_large = false;
+  int64_t left = kStreamFromBytes;
+  for (int i = 0; i < 3; ++i) {
+    if (absl::Status status = CheckView(names[i], *views[i]); !status.ok()) return status;
+    encoded.payloads[i] = views[i]->data;
+    encoded.payload_bytes[i] = views[i]->size_bytes();
+    is_large = is_large || encoded.payload_bytes[i] > left;
+    if (!is_large) left -= encoded.payload_bytes[i];
+  }
+  const v1::ComputeHeader header = HeaderOf(request);
+  encoded.is_stream = request.transport == Transport::kStream ||
+                      (request.transport == Transport::kAuto && is_large);
+  if (request.transport != Transport::kUnary) {
+    const std::string bytes = header.SerializeAsString();
+    encoded.stream_header =
+        LengthDelimitedTag(v1::ComputeStreamRequest::kHeaderFieldNumber, bytes.size()) + bytes;
+  }
+  if (encoded.is_stream) return encoded;
+  if (absl::Status status = FrameMessage(request, header, encoded); !status.ok()) return status;
   return encoded;
 }
 
@@ -161,13 +201,24 @@ grpc::ByteBuffer ToMessage(const EncodedRequest& request, const std::shared_ptr<
   for (int i = 0; i < 3; ++i) {
     slices.emplace_back(request.frames[i]);
     if (request.payload_bytes[i] == 0) continue;
-    auto* held = new std::shared_ptr<void>(keep);
-    ReleaseToGrpc(held);
-    // gRPC only reads; its type for "buffer" is not const.
-    slices.emplace_back(const_cast<void*>(request.payloads[i]),
-                        static_cast<size_t>(request.payload_bytes[i]), &LetGo, held);
+    slices.push_back(Borrow(request.payloads[i], request.payload_bytes[i], keep));
   }
   return grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+grpc::ByteBuffer ToChunk(const EncodedRequest& request, int operand, int64_t offset_bytes,
+                         int64_t size_bytes, const std::shared_ptr<void>& keep) {
+  v1::Chunk chunk;
+  chunk.set_operand(static_cast<v1::Operand>(v1::OPERAND_Q + operand));
+  chunk.set_offset_bytes(offset_bytes);
+  const std::string inside =
+      chunk.SerializeAsString() + LengthDelimitedTag(v1::Chunk::kDataFieldNumber, size_bytes);
+  const std::string head = LengthDelimitedTag(v1::ComputeStreamRequest::kChunkFieldNumber,
+                                              static_cast<int64_t>(inside.size()) + size_bytes) +
+                           inside;
+  const auto* const data = static_cast<const char*>(request.payloads[operand]) + offset_bytes;
+  const grpc::Slice slices[2] = {grpc::Slice(head), Borrow(data, size_bytes, keep)};
+  return grpc::ByteBuffer(slices, 2);
 }
 
 }  // namespace attnd::client

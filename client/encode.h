@@ -13,6 +13,10 @@
 #include "client/client.h"
 #include "grpcpp/support/byte_buffer.h"
 
+namespace attnd::v1 {
+class ComputeResponseHeader;
+}
+
 namespace attnd::client {
 
 // Protobuf's own limit, which every reader of the message shares.
@@ -24,17 +28,31 @@ struct EncodedRequest {
   std::string frames[3];
   const void* payloads[3] = {};
   int64_t payload_bytes[3] = {};
+  // The first message of a stream. Empty if the call is not to become one; then frames are empty if
+  // it can be nothing else.
+  std::string stream_header;
+  bool is_stream = false;
 
+  // Of the message, or of a stream's payload.
   int64_t size_bytes() const;
 };
 
 // INVALID_ARGUMENT naming the field: data null, an extent negative, a message over
-// kMaxMessageBytes. The server checks everything else.
+// kMaxMessageBytes that is not to be a stream. The server checks everything else.
 absl::StatusOr<EncodedRequest> Encode(const AttentionRequest& request);
 
 // The message over the payloads' own memory, uncopied. gRPC may read them until every copy of
 // `keep` that the message holds is gone, which can be later than the call's end.
 grpc::ByteBuffer ToMessage(const EncodedRequest& request, const std::shared_ptr<void>& keep);
+
+// A chunk of a stream, over the payload's own memory as in ToMessage; operand 0 to 2: q, k, v.
+grpc::ByteBuffer ToChunk(const EncodedRequest& request, int operand, int64_t offset_bytes,
+                         int64_t size_bytes, const std::shared_ptr<void>& keep);
+
+// A message of a stream is at most this large: a chunk of 1 MiB and what stands before it, or the
+// largest header that servers take.
+inline constexpr int64_t kChunkBytes = int64_t{1} << 20;
+inline constexpr int64_t kMaxStreamMessageBytes = kChunkBytes + 64;
 
 // What a request expects of its answer.
 struct ExpectedAnswer {
@@ -50,6 +68,25 @@ struct ExpectedAnswer {
 // answer to what was asked. sent_bytes and tries are the caller's to fill.
 absl::StatusOr<AttentionResult> DecodeAnswer(const ExpectedAnswer& expected,
                                              grpc::ByteBuffer message);
+
+// The same from the messages of a stream. Not thread-safe.
+class StreamedAnswer {
+ public:
+  StreamedAnswer();
+  ~StreamedAnswer();
+
+  // INTERNAL if the message is no ComputeStreamResponse, or does not go with those before it.
+  absl::Status Add(const ExpectedAnswer& expected, grpc::ByteBuffer message);
+  // After the last message.
+  absl::StatusOr<AttentionResult> Finish();
+
+ private:
+  absl::Status AddHeader(const ExpectedAnswer& expected, const v1::ComputeResponseHeader& header);
+
+  AttentionResult result_;
+  bool has_header_ = false;
+  int64_t missing_bytes_ = 0;
+};
 
 }  // namespace attnd::client
 

@@ -18,6 +18,18 @@ const char* DTypeName(DType dtype) {
   return "?";
 }
 
+const char* TransportName(Transport transport) {
+  switch (transport) {
+    case Transport::kAuto:
+      return "auto";
+    case Transport::kUnary:
+      return "unary";
+    case Transport::kStream:
+      return "stream";
+  }
+  return "?";
+}
+
 int64_t TensorView::size_bytes() const {
   int64_t bytes = SizeBytes(dtype);
   bool overflow = false;

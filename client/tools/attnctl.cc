@@ -32,13 +32,13 @@ void PrintInfo(const ServerInfo& info) {
                 device.name.c_str(), static_cast<long long>(device.processors),
                 absl::StrJoin(device.backends, ", ").c_str());
   }
-  std::printf(
-      "%s", absl::StrCat("limits    message ", info.max_unary_bytes, " bytes, queue ",
-                         info.max_queue_requests, " requests and ", info.max_queue_bytes,
-                         " bytes, batch ", info.max_batch_problems, " problems,\n",
-                         "          head_dim ", info.max_head_dim, ", receive ", info.receive_bytes,
-                         " bytes, deadline ", info.default_deadline_ms, " ms\n")
-                .c_str());
+  std::printf("%s", absl::StrCat("limits    message ", info.max_unary_bytes, " bytes, stream ",
+                                 info.max_stream_bytes, " bytes, queue ", info.max_queue_requests,
+                                 " requests and ", info.max_queue_bytes, " bytes, batch ",
+                                 info.max_batch_problems, " problems,\n", "          head_dim ",
+                                 info.max_head_dim, ", receive ", info.receive_bytes,
+                                 " bytes, deadline ", info.default_deadline_ms, " ms\n")
+                        .c_str());
 }
 
 void PrintInfoJson(const ServerInfo& info) {
@@ -54,7 +54,8 @@ void PrintInfoJson(const ServerInfo& info) {
                                  {"max_batch_problems", info.max_batch_problems},
                                  {"max_head_dim", info.max_head_dim},
                                  {"default_deadline_ms", info.default_deadline_ms},
-                                 {"receive_bytes", info.receive_bytes}};
+                                 {"receive_bytes", info.receive_bytes},
+                                 {"max_stream_bytes", info.max_stream_bytes}};
   for (const ServerInfo::Device& device : info.devices) {
     json["devices"].push_back({{"id", device.id},
                                {"name", device.name},

@@ -29,6 +29,7 @@ std::vector<Flag> LoadFlags() {
           {"dtype", "DTYPE", "float32, float16 (default) or bfloat16"},
           {"causal", "ALIGNMENT", "bottom-right, top-left or none (default)"},
           {"seed", "N", "of the random inputs; default 1"},
+          {"transport", "HOW", "unary, stream or auto (default): a stream for more than 64 MiB"},
           {"timeout_ms", "MS", "of each call; default none"},
           {"max_tries", "N", "of each call; default 4"},
           {"verify", "SHARE", "of the answers to check against fp64, 0 (default) to 1"},
@@ -62,6 +63,7 @@ absl::Status ReadNames(const Args& args, LoadOptions* options) {
 absl::Status ReadOptions(const Args& args, LoadOptions* options, ClientOptions* client) {
   constexpr int64_t kMost = int64_t{1} << 31;
   absl::Status status = ReadNames(args, options);
+  status.Update(ReadTransport(args, &options->transport));
   status.Update(args.Read("concurrency", 1, 4096, &options->concurrency));
   status.Update(args.Read("duration", &options->duration));
   status.Update(args.Read("warmup", &options->warmup));

@@ -51,6 +51,7 @@ struct Problem {
     request.k = k.view();
     request.v = v.view();
     request.causal = options.causal;
+    request.transport = options.transport;
     request.timeout = options.timeout;
   }
   Problem(const Problem&) = delete;

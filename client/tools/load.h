@@ -28,6 +28,7 @@ struct LoadOptions {
   int64_t head_dim = 64;
   DType dtype = DType::kFloat16;
   Causal causal = Causal::kNone;
+  Transport transport = Transport::kAuto;
   int64_t seed = 1;
   double verify_share = 0;  // of the answers, 0 to 1
   absl::optional<absl::Duration> timeout;

@@ -136,6 +136,7 @@ absl::Status ReadOptions(const Args& args, AttentionRequest* request) {
   status.Update(ReadCausal(args, &request->causal));
   status.Update(ReadWindow(args, request));
   status.Update(ReadNumbers(args, request));
+  status.Update(ReadTransport(args, &request->transport));
   status.Update(args.Read("request_id", &request->request_id));
   request->want_lse = args.Has("lse");
   return status;
@@ -190,6 +191,7 @@ std::vector<Flag> RunFlags() {
           {"alibi", "FILE", "one slope per query head"},
           {"priority", "N", "1 (highest) to 9; 0, the default, counts as 5"},
           {"timeout_ms", "MS", "default none"},
+          {"transport", "HOW", "unary, stream or auto (default): a stream for more than 64 MiB"},
           {"request_id", "ID", "for the server's log"},
           {"out", "FILE", "where O goes, as .npy (bfloat16 as float32)"},
           {"lse", "FILE", "asks for LSE; where it goes, as .npy"},

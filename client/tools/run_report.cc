@@ -40,7 +40,8 @@ std::string ToJson(const RunReport& report) {
                                  {"batch_size", result.batch_size},
                                  {"sent_bytes", result.sent_bytes},
                                  {"received_bytes", result.received_bytes},
-                                 {"tries", result.tries}};
+                                 {"tries", result.tries},
+                                 {"transport", TransportName(result.transport)}};
   if (report.verification) {
     json["rel_error"] = Number(report.verification->rel_error);
     if (report.verification->lse_rel_error) {
@@ -58,11 +59,11 @@ std::string ToTable(const RunReport& report) {
   std::string table = absl::StrFormat(
       "server    %s (%s)\nkernel    %s, backend %s\nshape     %s %s on %s keys\n"
       "time      queue %d us, upload %d us, run %d us, download %d us, total %d us\n"
-      "batch     number %d, %d problem(s)\nbytes     %d sent, %d received, %d try(s)\n",
+      "batch     number %d, %d problem(s)\nbytes     %d sent, %d received, %d try(s), %s\n",
       report.server, result.device, result.kernel, result.backend, DTypeName(result.o.dtype),
       Shape(result.o.shape), Shape(report.request->k.shape), timing.queue_us, timing.upload_us,
       timing.run_us, timing.download_us, timing.total_us, result.batch_id, result.batch_size,
-      result.sent_bytes, result.received_bytes, result.tries);
+      result.sent_bytes, result.received_bytes, result.tries, TransportName(result.transport));
   if (report.verification) {
     const Verification& checked = *report.verification;
     absl::StrAppendFormat(&table, "error     %.3e against fp64, bound %.1e: %s\n",

@@ -17,6 +17,18 @@ std::string Explain(const absl::Status& status, const std::string& server) {
   return text;
 }
 
+absl::Status ReadTransport(const Args& args, Transport* transport) {
+  const auto name = args.Get("transport");
+  if (!name) return absl::OkStatus();
+  for (Transport candidate : {Transport::kAuto, Transport::kUnary, Transport::kStream}) {
+    if (*name != TransportName(candidate)) continue;
+    *transport = candidate;
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("--transport is \"", *name, "\", must be unary, stream or auto"));
+}
+
 void TuneMalloc() {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);

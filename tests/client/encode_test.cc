@@ -130,14 +130,20 @@ TEST(Encode, RefusesWhatCannotBeSent) {
   request.v.shape[2] = -3;
   EXPECT_EQ(Encode(request).status().message(), "v.shape[2] is -3, must be >= 0");
 
-  for (int64_t extent : {int64_t{1} << 29, int64_t{1} << 62, std::numeric_limits<int64_t>::max()}) {
-    request = SmallRequest(data);
-    request.q.shape = {extent, 1, 1, 2};  // never read
-    const absl::Status status = Encode(request).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(status.message(), HasSubstr("2147483647 bytes that a message may have"));
+  request = SmallRequest(data);
+  request.transport = Transport::kUnary;
+  request.q.shape = {int64_t{1} << 29, 1, 1, 2};  // never read
+  EXPECT_EQ(Encode(request).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Encode(request).status().message(),
+              HasSubstr("2147483647 bytes that a message may have; Transport::kStream"));
+  for (int64_t extent : {int64_t{1} << 62, std::numeric_limits<int64_t>::max()}) {
+    request.transport = Transport::kAuto;
+    request.q.shape = {extent, 1, 1, 2};
+    EXPECT_EQ(Encode(request).status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(Encode(request).status().message(), HasSubstr("an address space has"));
   }
   request = SmallRequest(data);  // fits, but for the header
+  request.transport = Transport::kUnary;
   request.q.shape = {1, 1, 1, ((int64_t{1} << 31) - 1 - 40) / 4};
   EXPECT_EQ(Encode(request).status().code(), absl::StatusCode::kInvalidArgument);
 }

@@ -41,6 +41,8 @@ class FakeServer final : public v1::AttentionService::Service {
   using Handler = std::function<grpc::Status(grpc::ServerContext*, const v1::ComputeRequest&,
                                              v1::ComputeResponse*)>;
 
+  using Stream = grpc::ServerReaderWriter<v1::ComputeStreamResponse, v1::ComputeStreamRequest>;
+
   explicit FakeServer(Handler handler = nullptr) : handler_(std::move(handler)) {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::ServerBuilder builder;
@@ -62,12 +64,41 @@ class FakeServer final : public v1::AttentionService::Service {
   int port() const { return port_; }
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   int calls() const { return calls_; }
+  int streams() const { return streams_; }
   void SetServing(bool serving) { server_->GetHealthCheckService()->SetServingStatus(serving); }
 
   grpc::Status Compute(grpc::ServerContext* context, const v1::ComputeRequest* request,
                        v1::ComputeResponse* response) override {
     ++calls_;
     return handler_ ? handler_(context, *request, response) : Echo(*request, response);
+  }
+
+  // The same handler; the answer in chunks that are small, and come last first.
+  grpc::Status ComputeStream(grpc::ServerContext* context, Stream* stream) override {
+    ++streams_;
+    v1::ComputeRequest request;
+    for (v1::ComputeStreamRequest part; stream->Read(&part);) {
+      if (part.has_header()) *request.mutable_header() = part.header();
+      if (!part.has_chunk()) continue;
+      std::string* const operands[] = {request.mutable_q(), request.mutable_k(),
+                                       request.mutable_v()};
+      std::string& to = *operands[part.chunk().operand() - v1::OPERAND_Q];
+      if (part.chunk().offset_bytes() != static_cast<int64_t>(to.size())) {
+        return {grpc::StatusCode::INVALID_ARGUMENT, "a chunk is out of order"};
+      }
+      to += part.chunk().data();
+    }
+    v1::ComputeResponse response;
+    const grpc::Status status =
+        handler_ ? handler_(context, request, &response) : Echo(request, &response);
+    if (!status.ok()) return status;
+    response.mutable_header()->set_transport(v1::TRANSPORT_STREAM);
+    v1::ComputeStreamResponse part;
+    *part.mutable_header() = response.header();
+    stream->Write(part);
+    WriteChunks(v1::OPERAND_LSE, response.lse(), stream);
+    WriteChunks(v1::OPERAND_O, response.o(), stream);
+    return status;
   }
 
   grpc::Status GetServerInfo(grpc::ServerContext*, const v1::GetServerInfoRequest*,
@@ -84,8 +115,21 @@ class FakeServer final : public v1::AttentionService::Service {
   }
 
  private:
+  static void WriteChunks(v1::Operand operand, const std::string& bytes, Stream* stream) {
+    constexpr size_t kBytes = 100'000;
+    for (size_t at = bytes.size() / kBytes * kBytes;; at -= kBytes) {
+      v1::ComputeStreamResponse part;
+      part.mutable_chunk()->set_operand(operand);
+      part.mutable_chunk()->set_offset_bytes(static_cast<int64_t>(at));
+      part.mutable_chunk()->set_data(bytes.substr(at, kBytes));
+      if (!bytes.empty()) stream->Write(part);
+      if (at == 0) return;
+    }
+  }
+
   const Handler handler_;
   std::atomic<int> calls_{0};
+  std::atomic<int> streams_{0};
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };

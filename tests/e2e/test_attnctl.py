@@ -54,6 +54,16 @@ def test_real_data(server, tmp_path, entry):
     assert rel_error(np.load(tmp_path / "lse.npy"), lse) <= 2e-6
 
 
+def test_transports_give_the_same_bits(server, tmp_path):
+    arrays = qkv((2, 8, 2000, 64), (2, 2, 3000, 64))  # O: 8 MB, several chunks
+    answers = {how: run(server, tmp_path, arrays, "--transport", how) for how in ("unary", "stream", "auto")}
+    for how, (answer, o, lse) in answers.items():
+        assert answer["transport"] == ("stream" if how == "stream" else "unary")
+        assert answer["rel_error"] <= answer["bound"]
+        assert o.tobytes() == answers["unary"][1].tobytes()
+        assert lse.tobytes() == answers["unary"][2].tobytes()
+
+
 @pytest.mark.parametrize(
     "flags, kwargs",
     [
