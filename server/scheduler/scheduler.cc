@@ -45,18 +45,23 @@ class Scheduler::Impl {
   }
 
   absl::Status Submit(JobPtr job) {
-    MutexLock lock(mutex_);
-    if (!refusal_.ok()) return refusal_;
-    absl::Status status = queue_.Admit(*job, clock_->Now());
-    if (absl::IsResourceExhausted(status) && !RetryPushbackMs(status).has_value()) {
-      SetRetryPushbackMs(status, estimate_.PushbackMs(queue_.requests()));
-      metrics_->CountPushback();
+    bool is_due_earlier = false;
+    {
+      MutexLock lock(mutex_);
+      if (!refusal_.ok()) return refusal_;
+      absl::Status status = queue_.Admit(*job, clock_->Now());
+      if (absl::IsResourceExhausted(status) && !RetryPushbackMs(status).has_value()) {
+        SetRetryPushbackMs(status, estimate_.PushbackMs(queue_.requests()));
+        metrics_->CountPushback();
+      }
+      if (!status.ok()) return status;
+      const TimePoint due_before = queue_.BatchDue();
+      queue_.Add(std::move(job));
+      is_due_earlier = queue_.BatchDue() < due_before;
+      WakeReaper();
     }
-    if (!status.ok()) return status;
-    const TimePoint due_before = queue_.BatchDue();
-    const TimePoint deadline_before = queue_.EarliestDeadline();
-    queue_.Add(std::move(job));
-    WakeFor(due_before, deadline_before);
+    // Not under the lock, which the woken thread would have to wait for.
+    if (is_due_earlier) batch_due_.NotifyAll();
     return absl::OkStatus();
   }
 
@@ -73,9 +78,9 @@ class Scheduler::Impl {
       stop_status = refusal_;
       estimate_.Discard();
       const TimePoint due_before = queue_.BatchDue();
-      const TimePoint deadline_before = queue_.EarliestDeadline();
       queue_.AddBack(kept);
-      WakeFor(due_before, deadline_before);
+      if (queue_.BatchDue() < due_before) batch_due_.NotifyAll();
+      WakeReaper();
     }
     FinishAll(cancelled, absl::CancelledError("the caller cancelled"));
     FinishAll(stopped, stop_status);
@@ -166,11 +171,10 @@ class Scheduler::Impl {
   }
 
  private:
-  // Wakes whoever waits for a time that is now earlier.
-  void WakeFor(TimePoint due_before, TimePoint deadline_before)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (queue_.BatchDue() < due_before) batch_due_.NotifyAll();
-    if (queue_.EarliestDeadline() < deadline_before) earlier_deadline_.NotifyAll();
+  // If it means to sleep beyond a deadline. It is not told of deadlines that have gone: to wake
+  // once too often at the time of one costs less than to be woken with every request.
+  void WakeReaper() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (queue_.EarliestDeadline() < reaper_wakes_at_) earlier_deadline_.NotifyAll();
   }
 
   bool IsDue(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -194,7 +198,9 @@ class Scheduler::Impl {
         if (ending_) return;
         expired = queue_.TakeExpired(clock_->Now());
         if (expired.empty()) {
-          clock_->WaitUntil(earlier_deadline_, mutex_, queue_.EarliestDeadline());
+          reaper_wakes_at_ = queue_.EarliestDeadline();
+          clock_->WaitUntil(earlier_deadline_, mutex_, reaper_wakes_at_);
+          reaper_wakes_at_ = TimePoint::min();  // it looks before it sleeps again
         }
       }
       FinishExpired(expired);
@@ -212,6 +218,7 @@ class Scheduler::Impl {
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);  // OK: open; else what Submit returns
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  TimePoint reaper_wakes_at_ ABSL_GUARDED_BY(mutex_) = TimePoint::min();
   uint64_t last_batch_id_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::thread reaper_;  // last: starts when the rest is there

@@ -7,6 +7,18 @@
 #include "server/services/message_bytes.h"
 
 namespace attnd::server {
+namespace {
+
+// Up to this size a message is decoded on gRPC's own thread: to hand it to a worker costs more than
+// the copy (a wake-up takes tens of microseconds, 64 KB some five).
+constexpr int64_t kSmallBytes = int64_t{64} << 10;
+
+// Whether room in the pool may cure it, as ComputeCall::WhenRoom has it.
+bool IsForWantOfRoom(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) && !RetryPushbackMs(status);
+}
+
+}  // namespace
 
 void UnaryCall::OnMessage() {
   if (has_message_) {
@@ -30,39 +42,41 @@ void UnaryCall::OnCallerClosed() {
   if (status.ok()) status = CheckDeclared();
   if (!status.ok()) return End(status, Stage::kReceive);
   permit_.ShrinkTo(bytes);
+  if (bytes <= kSmallBytes) {
+    // Without waiting, which that thread must not.
+    absl::StatusOr<std::unique_ptr<Request>> request = DecodeOnce();
+    if (!IsForWantOfRoom(request.status())) return Decoded(std::move(request));
+  }
   Post(*parts_.decoders, [this, self = shared_from_this()] { Decode(); });
 }
 
+absl::StatusOr<std::unique_ptr<Request>> UnaryCall::DecodeOnce() {
+  const absl::StatusOr<ReceivedMessage> received = ReceivedMessage::From(message_);
+  if (!received.ok()) return received.status();
+  return wire::Decode(received->spans(), parts_.limits, arrival_, *parts_.payload_pool);
+}
+
 void UnaryCall::Decode() {
-  ReceivePermit permit = std::move(permit_);
-  grpc::ByteBuffer message;
-  message.Swap(&message_);
-  absl::StatusOr<std::unique_ptr<Request>> request = DecodeWhenRoom(message);
+  absl::StatusOr<std::unique_ptr<Request>> request;
+  const absl::Status status =
+      WhenRoom(UpperBlockBytes(static_cast<int64_t>(message_.Length())), deadline_, [&] {
+        request = DecodeOnce();
+        return request.status();
+      });
+  if (!status.ok()) request = status;
+  Decoded(std::move(request));
+}
+
+void UnaryCall::Decoded(absl::StatusOr<std::unique_ptr<Request>> request) {
   // The bytes as received go before the call goes on, and with them the permit.
-  message.Clear();
-  permit = ReceivePermit();
+  message_.Clear();
+  permit_ = ReceivePermit();
   if (!request.ok()) return End(request.status(), Stage::kReceive);
   CountReceived((*request)->payload_bytes());
   if (const absl::Status status = CompleteRequest(**request); !status.ok()) {
     return End(status, Stage::kReceive);
   }
   Submit(*std::move(request));
-}
-
-absl::StatusOr<std::unique_ptr<Request>> UnaryCall::DecodeWhenRoom(
-    const grpc::ByteBuffer& message) {
-  const absl::StatusOr<ReceivedMessage> received = ReceivedMessage::From(message);
-  if (!received.ok()) return received.status();
-  std::unique_ptr<Request> request;
-  const absl::Status status =
-      WhenRoom(UpperBlockBytes(static_cast<int64_t>(message.Length())), deadline_, [&] {
-        auto decoded =
-            wire::Decode(received->spans(), parts_.limits, arrival_, *parts_.payload_pool);
-        if (decoded.ok()) request = *std::move(decoded);
-        return decoded.status();
-      });
-  if (!status.ok()) return status;
-  return request;
 }
 
 void UnaryCall::SendAnswer(const Request& request, Answer answer) {

@@ -20,8 +20,11 @@ class UnaryCall final : public ComputeCall {
   void SendAnswer(const Request& request, Answer answer) override;
   void Drop() override { request_.Clear(); }
 
+  // On a decoder: waits for room in the pool.
   void Decode();
-  absl::StatusOr<std::unique_ptr<Request>> DecodeWhenRoom(const grpc::ByteBuffer& message);
+  // RESOURCE_EXHAUSTED without a pushback if there is no room now.
+  absl::StatusOr<std::unique_ptr<Request>> DecodeOnce();
+  void Decoded(absl::StatusOr<std::unique_ptr<Request>> request);
 
   bool has_message_ = false;
   TimePoint arrival_{};
