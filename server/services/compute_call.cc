@@ -262,6 +262,7 @@ void ComputeCall::OnCancel() {
 }
 
 void ComputeCall::End(const absl::Status& status, Stage stage) {
+  Drop();
   CountReceived(0);
   parts_.metrics->CountFinished(status.code(), stage);
   // The scheduler counts its own.
@@ -277,7 +278,6 @@ void ComputeCall::End(const absl::Status& status, Stage stage) {
               {"code", absl::StatusCodeToString(status.code())},
               {"message", status.message()}});
   }
-  Drop();
   permit_ = ReceivePermit();
   PassBaton(this);
   Finish(ToGrpcStatus(status, *context_));

@@ -166,6 +166,14 @@ TEST_F(StreamTest, CancelledAtAnyMomentLeavesNothing) {
   EXPECT_TRUE(IsRight(Stream(messages), request));
 }
 
+TEST_F(StreamTest, WhatAnAbortedOneBroughtIsCounted) {
+  const std::vector<std::string> messages = StreamMessages(MakeRequest(kMiddling), 8192);
+  ExpectRefused({messages[0], messages[1], messages[2], messages[1]},
+                grpc::StatusCode::INVALID_ARGUMENT, "are there already");
+  const double good_bytes = MakeRequest({}).q().size() + 2 * MakeRequest({}).k().size();
+  EXPECT_EQ(server_.Metric("attnd_received_bytes_total"), 2 * 8192 + good_bytes);
+}
+
 TEST_F(StreamTest, ACancelledOneLeavesTheQueueAtOnce) {
   device_->Hold();
   const auto blocker = server_.Begin(MakeRequest({}));
