@@ -29,7 +29,7 @@ using Done = std::function<void(const absl::Status&)>;
 // One key a head, so that the kernel's work is linear in the bytes and small beside their way.
 struct Problem {
   explicit Problem(int64_t q_bytes) {
-    constexpr int64_t kHeadDim = 64;
+    constexpr int64_t kHeadDim = 128;
     constexpr int64_t kElemBytes = 4;
     const int64_t rows = q_bytes / (kHeadDim * kElemBytes);
     const int64_t heads = rows % 8 == 0 && rows > 16 ? 8 : 1;
@@ -46,6 +46,7 @@ struct Problem {
   AttentionRequest request;
 };
 
+template <attnd::Transport kHow>
 class AttndTransport : public Transport {
  public:
   static absl::StatusOr<std::unique_ptr<Transport>> Connect(const std::string& address) {
@@ -59,6 +60,7 @@ class AttndTransport : public Transport {
   void Prepare(int64_t bytes) override {
     problem_.reset();
     problem_ = std::make_unique<Problem>(bytes);
+    problem_->request.transport = kHow;
   }
 
   absl::Status Call(double* run_us) override {
@@ -239,7 +241,8 @@ class SmallCallTimes {
 
 const std::vector<TransportEntry>& Transports() {
   static const std::vector<TransportEntry> entries = {
-      {"unary", Peer::kAttnd, true, true, &AttndTransport::Connect},
+      {"unary", Peer::kAttnd, true, true, &AttndTransport<attnd::Transport::kUnary>::Connect},
+      {"stream", Peer::kAttnd, true, true, &AttndTransport<attnd::Transport::kStream>::Connect},
       {"proto_echo", Peer::kSyncEcho, true, false, &EchoTransport::Connect},
       {"socket", Peer::kSocket, true, false, &SocketTransport::Connect},
       {"memcpy", Peer::kNone, true, false, &MemcpyTransport::Connect},
