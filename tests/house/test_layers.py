@@ -18,6 +18,8 @@ ALLOWED = {
     "kernels/reference": {"kernels"},
     "server": {"kernels", "server", "server/memory"},
     "server/memory": {"server", "server/memory", "kernels"},
+    "server/regions": {"server", "server/regions", "server/regions/protocol", "kernels"},
+    "server/regions/protocol": {"server/regions/protocol"},
     "server/metrics": {"server", "server/memory", "server/metrics", "kernels"},
     "server/scheduler": {"server", "server/memory", "server/metrics", "kernels"},
     "server/executor": {"server", "server/memory", "server/metrics", "server/scheduler", "kernels"},
@@ -26,7 +28,7 @@ ALLOWED = {
         "server", "server/memory", "server/metrics", "server/scheduler", "server/executor",
         "server/wire", "kernels", "attnd/v1",
     },
-    "client": {"client", "attnd/v1"},
+    "client": {"client", "server/regions/protocol", "attnd/v1"},
     "client/tools": {"client", "kernels", "kernels/reference"},
 }
 # Files that join the layers, and may therefore see more.
@@ -47,6 +49,7 @@ EVERYONES = {"kernels/sync.h"}
 FORBIDDEN_SYSTEM = {
     "kernels": re.compile(r"grpc|google/protobuf|spdlog|prometheus|httplib"),
     "server/memory": re.compile(r"grpc|google/protobuf"),
+    "server/regions": re.compile(r"grpc|google/protobuf"),
     "server/scheduler": re.compile(r"grpc|google/protobuf"),
     "server/executor": re.compile(r"grpc|google/protobuf"),
     "server/metrics": re.compile(r"grpc|google/protobuf"),
@@ -110,9 +113,12 @@ def test_include_direction(path):
         ("kernels/reference/reference.cc", "kernels/cpu/flash.h"),
         ("kernels/attention.cc", "grpcpp/grpcpp.h"),
         ("server/memory/buffer_pool.cc", "server/scheduler/scheduler.h"),
+        ("server/regions/region.cc", "attnd/v1/attnd.pb.h"),
+        ("server/regions/protocol/packet.cc", "server/listen_address.h"),
         ("server/scheduler/scheduler.cc", "attnd/v1/attnd.pb.h"),
         ("server/wire/scan.cc", "grpcpp/support/byte_buffer.h"),
         ("client/client.cc", "kernels/attention.h"),
+        ("client/region.cc", "server/regions/region.h"),
         ("client/tools/attnctl.cc", "server/request.h"),
     ],
 )

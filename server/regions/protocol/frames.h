@@ -1,0 +1,60 @@
+// What travels on the side socket: a Unix SOCK_SEQPACKET socket, one frame a packet, in the
+// machine's own byte order, for both ends are on one host.
+//
+//   server: HelloFrame, at once. To a peer that it turns away, an AnswerFrame instead, and the end.
+//   client: RegisterFrame with exactly one descriptor (SCM_RIGHTS): the sealed memfd.
+//   server: AnswerFrame: the region's handle, or why there is none.
+//
+// A client may register several files, one after the other. There is no frame to take a region
+// back: a region lives as long as its connection. Anything else that a client sends ends its
+// connection.
+#ifndef ATTND_SERVER_REGIONS_PROTOCOL_FRAMES_H_
+#define ATTND_SERVER_REGIONS_PROTOCOL_FRAMES_H_
+
+#include <array>
+#include <cstdint>
+#include <type_traits>
+
+namespace attnd::regions {
+
+// 128 random bits: whoever knows them may use the region, on any channel.
+using RegionHandle = std::array<unsigned char, 16>;
+
+inline constexpr uint32_t kFrameMagic = 0x444E5441;  // "ATND" in memory
+inline constexpr uint16_t kFrameVersion = 1;
+
+enum class FrameType : uint16_t { kHello = 1, kRegister = 2, kAnswer = 3 };
+
+// Stays as it is in every version.
+struct FrameHead {
+  uint32_t magic = kFrameMagic;
+  uint16_t version = kFrameVersion;
+  FrameType type = FrameType::kHello;
+};
+
+struct HelloFrame {
+  FrameHead head = {.type = FrameType::kHello};
+  char instance_id[64] = {};  // of GetServerInfo; padded with NUL, the last byte always NUL
+};
+
+struct RegisterFrame {
+  FrameHead head = {.type = FrameType::kRegister};
+  int64_t size_bytes = 0;  // the file's, exactly; a multiple of the page size, > 0
+};
+
+struct AnswerFrame {
+  FrameHead head = {.type = FrameType::kAnswer};
+  int32_t code = 0;  // absl::StatusCode; 0: `handle` is a region
+  RegionHandle handle = {};
+  char text[484] = {};  // the error's; padded with NUL, the last byte always NUL
+};
+
+static_assert(sizeof(HelloFrame) == 72 && sizeof(RegisterFrame) == 16 &&
+              sizeof(AnswerFrame) == 512);
+static_assert(std::is_trivially_copyable_v<HelloFrame> &&
+              std::is_trivially_copyable_v<RegisterFrame> &&
+              std::is_trivially_copyable_v<AnswerFrame>);
+
+}  // namespace attnd::regions
+
+#endif  // ATTND_SERVER_REGIONS_PROTOCOL_FRAMES_H_

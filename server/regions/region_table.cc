@@ -1,0 +1,76 @@
+#include "server/regions/region_table.h"
+
+#include <sys/random.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace attnd::server {
+namespace {
+
+absl::StatusOr<RegionHandle> NewHandle() {
+  RegionHandle handle;
+  ssize_t got;
+  do {
+    got = getrandom(handle.data(), handle.size(), 0);
+  } while (got < 0 && errno == EINTR);
+  // Up to 256 bytes come whole.
+  if (got != static_cast<ssize_t>(handle.size())) {
+    return absl::InternalError(absl::StrCat("getrandom failed, errno ", errno));
+  }
+  return handle;
+}
+
+}  // namespace
+
+RegionTable::~RegionTable() {
+  MutexLock lock(mutex_);
+  for (const auto& [handle, region] : regions_) region->Close();
+}
+
+absl::StatusOr<RegionHandle> RegionTable::Add(uid_t owner, int fd, int64_t size_bytes) {
+  const absl::StatusOr<FileId> file = CheckRegionFile(fd, size_bytes);
+  if (!file.ok()) return file.status();
+  absl::StatusOr<std::unique_ptr<RegionLedger::Entry>> entry =
+      ledger_->Enter(owner, size_bytes, *file);
+  if (!entry.ok()) return entry.status();
+  absl::StatusOr<std::shared_ptr<Region>> region =
+      Region::Map(fd, size_bytes, *std::move(entry), locker_);
+  if (!region.ok()) return region.status();
+  const absl::StatusOr<RegionHandle> handle = NewHandle();
+  if (!handle.ok()) return handle.status();
+  MutexLock lock(mutex_);
+  regions_[*handle] = *std::move(region);  // two alike: once in 2^128
+  return *handle;
+}
+
+void RegionTable::Remove(const RegionHandle& handle) {
+  std::shared_ptr<Region> region;  // taken down, if it is the last hold, without the lock
+  {
+    MutexLock lock(mutex_);
+    const auto found = regions_.find(handle);
+    if (found == regions_.end()) return;
+    region = std::move(found->second);
+    regions_.erase(found);
+  }
+  region->Close();
+}
+
+absl::StatusOr<RegionLease> RegionTable::Pin(const RegionHandle& handle, int64_t offset_bytes,
+                                             int64_t size_bytes, Access access) {
+  std::shared_ptr<Region> region;
+  {
+    MutexLock lock(mutex_);
+    const auto found = regions_.find(handle);
+    if (found == regions_.end()) {
+      return absl::NotFoundError("there is no such region: its connection has ended, or never was");
+    }
+    region = found->second;
+  }
+  return region->Pin(offset_bytes, size_bytes, access);
+}
+
+}  // namespace attnd::server
