@@ -149,10 +149,10 @@ class ComputeCall::StreamTry final
     AcquireFromGrpc(&incoming_);
     if (ok) broken_ = answer_->Add(call().expected_, std::move(incoming_));
     incoming_.Clear();
+    const bool goes_on = ok && broken_.ok();
     ReleaseToGrpc(&incoming_);
-    if (!ok) return;
-    if (!broken_.ok()) return context().TryCancel();
-    StartRead(&incoming_);
+    if (goes_on) return StartRead(&incoming_);
+    if (ok) context().TryCancel();
   }
 
   void OnDone(const grpc::Status& status) override {

@@ -8,6 +8,10 @@ extern "C" const char* __tsan_default_suppressions() {
   return "race_top:^grpc::\n"
          "race:grpc::internal::ClientCallbackUnaryImpl::StartCall\n"
          "race:grpc::internal::ClientCallbackUnaryImpl::ClientCallbackUnaryImpl\n"
+         "race:grpc::internal::ClientCallbackReaderWriterImpl<*>::StartCall()$\n"
+         "race:grpc::internal::ClientCallbackReaderWriterImpl<*>::Write(*WriteOptions)$\n"
+         "race:grpc::internal::ClientCallbackReaderWriterImpl<*>::"
+         "ClientCallbackReaderWriterImpl(grpc::internal::Call*)$\n"
          "race:grpc::internal::CallOpSet<\n"
          "race:grpc::internal::CallOp\n"
          "race:grpc::internal::CallbackUnaryCallImpl<\n";
