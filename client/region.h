@@ -21,7 +21,7 @@ struct LocalRegionOptions {
   std::string instance_id;
   int64_t size_bytes = 0;  // > 0; rounded up to whole pages
   // For each of three steps: to connect, to be greeted, to be answered. The answer takes longer
-  // for large regions: about 0.3 s a gigabyte. > 0.
+  // for large regions. > 0.
   absl::Duration timeout = absl::Seconds(10);
 };
 
