@@ -45,7 +45,7 @@ void RunWarp(int warp, const LaunchParams& params, Shared<T>& shared) {
   }
 }
 
-// False if the block stood still for two seconds.
+// False if the block stood still for ten seconds.
 template <class T>
 bool RunBlock(const LaunchParams& params) {
   const auto shared = std::make_unique<Shared<T>>();
@@ -64,7 +64,7 @@ bool RunBlock(const LaunchParams& params) {
     });
   }
   int64_t last_steps = -1;
-  for (int still_ms = 0; running > 0 && still_ms < 2000;) {
+  for (int still_ms = 0; running > 0 && still_ms < 10000;) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const int64_t steps = barriers.steps;
     still_ms = steps == last_steps ? still_ms + 1 : 0;
