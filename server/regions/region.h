@@ -122,7 +122,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::list<RegionLease::Range> leases_ ABSL_GUARDED_BY(mutex_);
 };
 
-// memcpy of `size_bytes` into or out of a lease's range, then the lease's status(): the copy is
+// memcpy of `size_bytes` into or out of the range of `lease`, then its status(): the copy is
 // good only if it is OK.
 absl::Status GuardedCopy(void* to, const void* from, int64_t size_bytes, const RegionLease& lease);
 

@@ -103,7 +103,7 @@ def chosen_shapes(only):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library", metavar="LIBRARY", help="libattnd_kernels_c.so")
+    parser.add_argument("kernels", metavar="LIBRARY", help="libattnd_kernels_c.so")
     parser.add_argument("--backend", default="cuda_sm90a")
     parser.add_argument("--json", metavar="FILE", help="written anew after every shape")
     parser.add_argument("--markdown", metavar="FILE", help="tables")
@@ -138,7 +138,7 @@ def main():
 
     compilers = peers_impls.TritonCompilers(args.shapes if "triton" in args.impls else [])
     try:
-        lab = peers_lab.Lab(args.library, args.backend, (0, 1, 2) if args.variants else ())
+        lab = peers_lab.Lab(args.kernels, args.backend, (0, 1, 2) if args.variants else ())
         for shape in args.shapes:  # while the compilers run; nothing is timed
             if compilers.done():
                 break
