@@ -31,8 +31,8 @@ struct TileConfig {
   static constexpr int kKvBytes = kChunks * kKvChunkBytes;
   static constexpr int kTileBytes = kQStages * kQBytes + 2 * kStages * kKvBytes;
 
-  // 504 registers for the four warps that one thread of each warpgroup stands for: 64,512 of
-  // 65,536.
+  // What the block starts with, dealt anew: 168 a thread for three warpgroups, 128 for four, which
+  // is 40 + 2 * 232 = 504 and 32 + 3 * 160 = 512 over one thread of each.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
   static_assert(kKvTile % 16 == 0 && (kConsumers == 2 || kConsumers == 3));
