@@ -45,8 +45,8 @@ Operands OperandsOf(const AttentionTask& task) {
           map(a.v, a.v_strides, p.kv_heads, p.kv_len)};
 }
 
-// ATTND_SM90A_CONFIG=n, for tuning and tests: the n-th instance of every launch key, or its last. -1:
-// not set, or no number from 0 on. Plans and answers name the kernel that is taken.
+// ATTND_SM90A_CONFIG=n, for tuning and tests: the n-th instance of every launch key, or its last.
+// -1: not set, or no number from 0 on. Plans and answers name the kernel that is taken.
 int ForcedConfig() {
   // Nothing here sets variables. NOLINTNEXTLINE(concurrency-mt-unsafe)
   const char* const value = std::getenv("ATTND_SM90A_CONFIG");
