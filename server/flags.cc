@@ -85,6 +85,14 @@ ABSL_FLAG(
     int64_t, device_bytes, Defaults().device_bytes,
     "Memory of each GPU for requests; they wait for it. 0: four fifths of what is free at the "
     "start. Negative: refused.");
+ABSL_FLAG(
+    std::string, local_socket, Defaults().local_socket,
+    "Path of the side socket, where callers of this user on this host hand in memory that is "
+    "then used in place. Empty: attnd.sock in $XDG_RUNTIME_DIR, else in /run/user/<uid>, else "
+    "in /tmp/attnd-<uid>; if another server has it, there is none. none: there is none.");
+ABSL_FLAG(int64_t, max_region_bytes, Defaults().max_region_bytes,
+          "Memory of callers that may be handed in at a time, in bytes; more is refused. It is the "
+          "callers' own, mapped here. 0: no side socket. Negative: refused.");
 ABSL_FLAG(int64_t, drain_delay_ms, Defaults().drain_delay_ms,
           "After SIGTERM or SIGINT: how long calls are still accepted while health says "
           "NOT_SERVING, in milliseconds. 0: not at all. Negative: refused.");
@@ -165,6 +173,8 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
   server.arena_bytes = absl::GetFlag(FLAGS_arena_bytes);
   server.pinned_bytes = absl::GetFlag(FLAGS_pinned_bytes);
   server.device_bytes = absl::GetFlag(FLAGS_device_bytes);
+  server.local_socket = absl::GetFlag(FLAGS_local_socket);
+  server.max_region_bytes = absl::GetFlag(FLAGS_max_region_bytes);
   server.drain_delay_ms = absl::GetFlag(FLAGS_drain_delay_ms);
   server.drain_timeout_ms = absl::GetFlag(FLAGS_drain_timeout_ms);
   server.default_deadline_ms = absl::GetFlag(FLAGS_default_deadline_ms);

@@ -49,6 +49,7 @@ absl::Status CheckRanges(const ServerOptions& options) {
       {"arena_bytes", options.arena_bytes, 1, kMaxBytes},
       {"pinned_bytes", options.pinned_bytes, 0, kMaxBytes},
       {"device_bytes", options.device_bytes, 0, kMaxBytes},
+      {"max_region_bytes", options.max_region_bytes, 0, kMaxBytes},
       {"drain_delay_ms", options.drain_delay_ms, 0, kMaxMs},
       {"drain_timeout_ms", options.drain_timeout_ms, 0, kMaxMs},
       {"default_deadline_ms", options.default_deadline_ms, 0, kMaxMs},

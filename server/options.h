@@ -10,6 +10,8 @@
 
 namespace attnd::server {
 
+inline constexpr char kNoLocalSocket[] = "none";
+
 // Each has a flag of its name (flags.cc), whose help says what it means.
 struct ServerOptions {
   std::string listen = "127.0.0.1:7070";
@@ -29,6 +31,10 @@ struct ServerOptions {
   int64_t arena_bytes = int64_t{2} << 30;
   int64_t pinned_bytes = 0;
   int64_t device_bytes = 0;
+  // Empty: where clients look for it. kNoLocalSocket: there is none.
+  std::string local_socket;
+  // 0: no side socket either.
+  int64_t max_region_bytes = int64_t{8} << 30;
   // Longer than a balancer takes to see that /readyz has changed.
   int64_t drain_delay_ms = 5'000;
   int64_t drain_timeout_ms = 30'000;

@@ -6,6 +6,7 @@
 #define ATTND_SERVER_REQUEST_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "kernels/attention.h"
 #include "server/clock.h"
 #include "server/memory/buffer_pool.h"
+#include "server/regions/region_leases.h"
 
 namespace attnd::server {
 
@@ -48,9 +50,17 @@ struct OutputSpec {
   bool want_lse = false;
   std::vector<int64_t> lse_shape;
   int64_t lse_bytes = 0;  // 0 unless wanted
+  // Where in the caller's memory they go; null: into memory of the server, and with the answer.
+  unsigned char* o_place = nullptr;
+  unsigned char* lse_place = nullptr;
+
+  // What goes with the answer.
+  int64_t sent_o_bytes() const { return o_place == nullptr ? o_bytes : 0; }
+  int64_t sent_lse_bytes() const { return lse_place == nullptr ? lse_bytes : 0; }
+  int64_t sent_bytes() const { return sent_o_bytes() + sent_lse_bytes(); }
 };
 
-// Immutable once decoded; everything in it has been checked. Owns its bytes.
+// Immutable once decoded; everything in it has been checked. Owns its bytes, or has leases on them.
 struct Request {
   std::string request_id;
   Caller caller;
@@ -67,6 +77,11 @@ struct Request {
   std::vector<float> alibi_slopes;
   OutputSpec output;
 
+  // On the tensors that lie in memory regions: of those, q, k and v are lent. Null if there is
+  // none.
+  std::unique_ptr<RegionLeases> leases;
+  int64_t leased_input_bytes = 0;  // of payload_bytes()
+
   int64_t payload_bytes() const { return q.size_bytes() + k.size_bytes() + v.size_bytes(); }
   int64_t answer_bytes() const { return output.o_bytes + output.lse_bytes; }
 };
@@ -80,7 +95,7 @@ struct Timing {
   int64_t total_us = 0;
 };
 
-// Owns the answer's bytes, exactly output.o_bytes and output.lse_bytes of them.
+// Owns the answer's bytes, exactly output.sent_o_bytes() and output.sent_lse_bytes() of them.
 struct Answer {
   Buffer o;
   Buffer lse;

@@ -24,6 +24,7 @@
 #include "server/log.h"
 #include "server/memory/receive_budget.h"
 #include "server/memory/slab_allocator.h"
+#include "server/region_host.h"
 #include "server/services/attention_service.h"
 #include "server/warm_up.h"
 
@@ -180,6 +181,7 @@ class Server::Impl {
     Shutdown();
     http_.reset();
     metrics_.RemoveGauges();
+    regions_.reset();  // of it, calls hold leases alone
     // Nobody calls any more; what the threads still hold ends here, upstream first.
     decoders_.reset();
     copiers_.reset();
@@ -199,6 +201,7 @@ class Server::Impl {
     AddGauges();
     if (absl::Status status = StartHttp(); !status.ok()) return status;
     if (absl::Status status = PrepareDevices(); !status.ok()) return status;
+    if (absl::Status status = StartRegions(); !status.ok()) return status;
     return StartGrpc();
   }
 
@@ -212,6 +215,7 @@ class Server::Impl {
         gate_.WaitUntilEmpty(clock_.Now() + std::chrono::milliseconds(options_.drain_timeout_ms));
     LogEvent(clean ? LogLevel::kInfo : LogLevel::kError, clean ? "drained" : "drain_timed_out",
              {{"calls", gate_.inside()}});
+    if (regions_ != nullptr) regions_->RemovePath();
     if (clean) std::this_thread::sleep_for(kGoodbye);
     return clean;
   }
@@ -306,6 +310,18 @@ class Server::Impl {
     return absl::OkStatus();
   }
 
+  absl::Status StartRegions() {
+    std::shared_ptr<PageLocker> locker;
+    for (const auto& device : devices_) {
+      if (locker == nullptr) locker = device->RegionLocker();
+    }
+    auto regions = RegionHost::Start(options_, instance_id_, std::move(locker));
+    if (!regions.ok()) return regions.status();
+    regions_ = *std::move(regions);
+    if (regions_ != nullptr) regions_->AddMetrics(metrics_);
+    return absl::OkStatus();
+  }
+
   static void LogDevice(const DeviceDescription& device) {
     LogEvent(LogLevel::kInfo, "device",
              {{"device", device.id},
@@ -360,6 +376,9 @@ class Server::Impl {
     parts.senders = senders_.get();
     parts.copiers = copiers_.get();
     parts.limits = WireLimits(options_);
+    parts.limits.takes_regions = regions_ != nullptr;
+    parts.limits.region_gaps = payload_memory_.slabs == nullptr;
+    parts.regions = regions_ == nullptr ? nullptr : &regions_->table();
     parts.max_stream_bytes = max_stream_bytes();
     parts.default_deadline_ms = options_.default_deadline_ms;
     return parts;
@@ -413,6 +432,7 @@ class Server::Impl {
   std::unique_ptr<WorkerPool> decoders_;
   std::unique_ptr<WorkerPool> senders_;
   std::unique_ptr<WorkerPool> copiers_;
+  std::unique_ptr<RegionHost> regions_;  // null: none
   std::unique_ptr<AttentionService> attention_;
   std::unique_ptr<RawService> raw_;
   std::unique_ptr<HttpService> http_;

@@ -41,6 +41,9 @@ class Cuda {
   // Host memory that copies run to and from by themselves.
   virtual absl::StatusOr<void*> NewPinnedMemory(int64_t size_bytes) = 0;
   virtual void FreePinnedMemory(void* memory) = 0;
+  // Makes memory that is there already, whole pages, what NewPinnedMemory gives, and back.
+  virtual absl::Status PinMemory(void* memory, int64_t size_bytes) = 0;
+  virtual void UnpinMemory(void* memory) = 0;
 
   virtual absl::StatusOr<kernels::Stream> NewStream() = 0;
   virtual void FreeStream(kernels::Stream stream) = 0;
@@ -71,6 +74,10 @@ class CudaWrapper : public Cuda {
     return cuda_->NewPinnedMemory(size_bytes);
   }
   void FreePinnedMemory(void* memory) override { cuda_->FreePinnedMemory(memory); }
+  absl::Status PinMemory(void* memory, int64_t size_bytes) override {
+    return cuda_->PinMemory(memory, size_bytes);
+  }
+  void UnpinMemory(void* memory) override { cuda_->UnpinMemory(memory); }
   absl::StatusOr<kernels::Stream> NewStream() override { return cuda_->NewStream(); }
   void FreeStream(kernels::Stream stream) override { cuda_->FreeStream(stream); }
   absl::StatusOr<CudaEvent> NewEvent() override { return cuda_->NewEvent(); }

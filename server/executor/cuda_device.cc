@@ -52,6 +52,9 @@ class CudaDevice final : public Device {
   std::shared_ptr<BlockAllocator> PinnedBlocks() override {
     return std::make_shared<server::PinnedBlocks>(shared_.cuda);
   }
+  std::shared_ptr<PageLocker> RegionLocker() override {
+    return std::make_shared<CudaPageLocker>(shared_.cuda);
+  }
   DeviceMemory memory() const override {
     return {shared_.memory->used_bytes(), shared_.memory->held_bytes()};
   }

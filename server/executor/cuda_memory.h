@@ -7,6 +7,7 @@
 
 #include "server/executor/cuda.h"
 #include "server/memory/block.h"
+#include "server/regions/region.h"
 
 namespace attnd::server {
 
@@ -32,6 +33,19 @@ class PinnedBlocks final : public BlockAllocator {
     return memory.ok() ? static_cast<unsigned char*>(*memory) : nullptr;
   }
   void Free(unsigned char* block, int64_t) override { cuda_->FreePinnedMemory(block); }
+
+ private:
+  const std::shared_ptr<Cuda> cuda_;
+};
+
+// Memory of callers: the bus reads it and writes it as it does pinned memory.
+class CudaPageLocker final : public PageLocker {
+ public:
+  explicit CudaPageLocker(std::shared_ptr<Cuda> cuda) : cuda_(std::move(cuda)) {}
+  absl::Status Lock(void* memory, int64_t size_bytes) override {
+    return cuda_->PinMemory(memory, size_bytes);
+  }
+  void Unlock(void* memory) override { cuda_->UnpinMemory(memory); }
 
  private:
   const std::shared_ptr<Cuda> cuda_;

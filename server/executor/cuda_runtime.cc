@@ -40,6 +40,14 @@ class CudaRuntime final : public Cuda {
   }
   void FreePinnedMemory(void* memory) override { cudaFreeHost(memory); }
 
+  absl::Status PinMemory(void* memory, int64_t size_bytes) override {
+    ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
+    ATTND_CUDA_RETURN_IF_ERROR(
+        cudaHostRegister(memory, static_cast<size_t>(size_bytes), cudaHostRegisterPortable));
+    return absl::OkStatus();
+  }
+  void UnpinMemory(void* memory) override { cudaHostUnregister(memory); }
+
   absl::StatusOr<kernels::Stream> NewStream() override {
     cudaStream_t stream = nullptr;
     ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));

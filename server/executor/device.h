@@ -88,6 +88,9 @@ class Device {
   // memory will do.
   virtual std::shared_ptr<BlockAllocator> PinnedBlocks() { return nullptr; }
 
+  // Makes callers' memory such memory, for every GPU of the process; null: there is no need to.
+  virtual std::shared_ptr<PageLocker> RegionLocker() { return nullptr; }
+
   // Thread-safe.
   virtual DeviceMemory memory() const { return {}; }
 };

@@ -79,7 +79,14 @@ void FinishAll(const RunningBatch& batch, const absl::Status& status, Stage stag
 }
 
 int64_t AnswerBlockBytes(const Request& request, const BufferPool& pool) {
-  return pool.BlockBytes(request.output.o_bytes) + pool.BlockBytes(request.output.lse_bytes);
+  const OutputSpec& output = request.output;
+  return pool.BlockBytes(output.sent_o_bytes()) + pool.BlockBytes(output.sent_lse_bytes());
+}
+
+// Where an output goes.
+absl::StatusOr<Buffer> OutputBuffer(unsigned char* place, int64_t size_bytes, BufferPool& pool) {
+  if (place != nullptr) return Buffer::Lend(place, size_bytes);
+  return pool.Allocate(size_bytes);
 }
 
 // OK, or that the request's answer cannot have its memory even when nothing else has any.
@@ -257,8 +264,9 @@ class Executor::Impl {
     if (AnswerBlockBytes(request, *pool_) > pool_->budget_bytes() - pool_->used_bytes()) {
       return false;
     }
-    absl::StatusOr<Buffer> o = pool_->Allocate(request.output.o_bytes);
-    absl::StatusOr<Buffer> lse = pool_->Allocate(request.output.lse_bytes);
+    const OutputSpec& output = request.output;
+    absl::StatusOr<Buffer> o = OutputBuffer(output.o_place, output.o_bytes, *pool_);
+    absl::StatusOr<Buffer> lse = OutputBuffer(output.lse_place, output.lse_bytes, *pool_);
     if (!o.ok() || !lse.ok()) {
       o = Buffer();
       releases_seen_ = pool_->releases();  // this one's own is none to wait for
@@ -293,9 +301,10 @@ class Executor::Impl {
 
   void FinishWithAnswer(const BatchRun& run, RunningJob& done) {
     const TimePoint arrival = done.job->request().arrival;
+    const OutputSpec& output = done.job->request().output;
     Answer answer;
-    answer.o = std::move(done.o);
-    answer.lse = std::move(done.lse);
+    if (output.o_place == nullptr) answer.o = std::move(done.o);
+    if (output.lse_place == nullptr) answer.lse = std::move(done.lse);
     answer.timing = run.timing;
     answer.timing.queue_us = ToMicroseconds(run.start - arrival);
     answer.timing.total_us = ToMicroseconds(clock_->Now() - arrival);

@@ -98,6 +98,13 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   return *this;
 }
 
+Buffer Buffer::Lend(unsigned char* data, int64_t size_bytes) {
+  Buffer lent;
+  lent.data_ = data;
+  lent.size_bytes_ = size_bytes;
+  return lent;
+}
+
 Buffer::~Buffer() {
   if (state_ != nullptr) state_->GiveBack(data_, block_bytes_);
 }

@@ -16,10 +16,12 @@ class BufferPool;
 
 // Owns bytes of a pool, aligned to 64; gives them back when destroyed. Movable, not copyable. May
 // outlive the pool: the pool's state stays until its last buffer is gone. Empty buffers (size 0)
-// are valid and cost nothing.
+// are valid and cost nothing. A lent one owns nothing and counts against no pool.
 class Buffer {
  public:
   Buffer() = default;
+  // Memory of somebody else's, which outlives every use of the buffer; aligned as it is.
+  static Buffer Lend(unsigned char* data, int64_t size_bytes);
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer();

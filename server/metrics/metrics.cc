@@ -67,6 +67,18 @@ prometheus::MetricFamily OneGauge(const std::string& name, const std::string& he
   return {name, help, prometheus::MetricType::Gauge, {metric}};
 }
 
+prometheus::MetricFamily LabelledCounters(const std::string& name, const std::string& help,
+                                          const std::string& label, const Metrics::Counts& values) {
+  prometheus::MetricFamily family{name, help, prometheus::MetricType::Counter, {}};
+  for (const auto& [value, count] : values) {
+    prometheus::ClientMetric metric;
+    metric.label = {{label, value}};
+    metric.counter.value = static_cast<double>(count);
+    family.metric.push_back(std::move(metric));
+  }
+  return family;
+}
+
 }  // namespace
 
 class Metrics::Impl {
@@ -74,8 +86,11 @@ class Metrics::Impl {
   Impl()
       : received_(
             Counter("attnd_requests_received_total", "Calls whose message has begun to be read.")),
-        received_bytes_(Counter("attnd_received_bytes_total", "Payload bytes received.")),
-        sent_bytes_(Counter("attnd_sent_bytes_total", "Payload bytes sent.")),
+        received_bytes_(MakeFamily(prometheus::BuildCounter(), registry_,
+                                   "attnd_received_bytes_total",
+                                   "Payload bytes received, by transport.")),
+        sent_bytes_(MakeFamily(prometheus::BuildCounter(), registry_, "attnd_sent_bytes_total",
+                               "Payload bytes sent, by transport.")),
         pushbacks_(Counter("attnd_retry_pushback_total",
                            "Refusals that told the caller when to come again.")),
         calls_(MakeFamily(prometheus::BuildCounter(), registry_, "attnd_calls_total",
@@ -97,10 +112,15 @@ class Metrics::Impl {
 
   void CountCall(const char* transport) { calls_.Add({{"transport", transport}}).Increment(); }
 
-  void CountReceived(int64_t payload_bytes) {
+  void CountReceived(const char* transport, int64_t payload_bytes) {
     received_calls_.fetch_add(1, std::memory_order_relaxed);
     received_.Increment();
-    received_bytes_.Increment(static_cast<double>(payload_bytes));
+    CountBytes(received_bytes_, transport, payload_bytes);
+  }
+
+  void CountRegionBytes(int64_t read_bytes, int64_t written_bytes) {
+    CountBytes(received_bytes_, "region", read_bytes);
+    CountBytes(sent_bytes_, "region", written_bytes);
   }
 
   void CountFinished(absl::StatusCode code, Stage stage) {
@@ -108,8 +128,8 @@ class Metrics::Impl {
     finished_.Add({{"code", CodeLabel(code)}, {"stage", StageName(stage)}}).Increment();
   }
 
-  void CountSent(int64_t payload_bytes) {
-    sent_bytes_.Increment(static_cast<double>(payload_bytes));
+  void CountSent(const char* transport, int64_t payload_bytes) {
+    CountBytes(sent_bytes_, transport, payload_bytes);
   }
 
   void CountPushback() { pushbacks_.Increment(); }
@@ -139,9 +159,16 @@ class Metrics::Impl {
     gauges_[std::string(name)] = {std::string(help), std::move(value)};
   }
 
+  void AddCounters(absl::string_view name, absl::string_view help, absl::string_view label,
+                   std::function<Counts()> values) {
+    MutexLock lock(mutex_);
+    counters_[std::string(name)] = {std::string(help), std::string(label), std::move(values)};
+  }
+
   void RemoveGauges() {
     MutexLock lock(mutex_);
     gauges_.clear();
+    counters_.clear();
   }
 
   std::string Serialize() {
@@ -150,6 +177,10 @@ class Metrics::Impl {
       MutexLock lock(mutex_);
       for (const auto& [name, gauge] : gauges_) {
         families.push_back(OneGauge(name, gauge.help, gauge.value(), {}));
+      }
+      for (const auto& [name, counters] : counters_) {
+        families.push_back(
+            LabelledCounters(name, counters.help, counters.label, counters.values()));
       }
       if (!version_.empty()) {
         families.push_back(OneGauge("attnd_build_info", "The build that serves; always 1.", 1,
@@ -167,6 +198,16 @@ class Metrics::Impl {
     std::string help;
     std::function<double()> value;
   };
+  struct Counters {
+    std::string help;
+    std::string label;
+    std::function<Counts()> values;
+  };
+
+  static void CountBytes(prometheus::Family<prometheus::Counter>& family, const char* transport,
+                         int64_t bytes) {
+    family.Add({{"transport", transport}}).Increment(static_cast<double>(bytes));
+  }
 
   prometheus::Counter& Counter(const char* name, const char* help) {
     return MakeFamily(prometheus::BuildCounter(), registry_, name, help).Add({});
@@ -188,8 +229,8 @@ class Metrics::Impl {
 
   prometheus::Registry registry_;
   prometheus::Counter& received_;
-  prometheus::Counter& received_bytes_;
-  prometheus::Counter& sent_bytes_;
+  prometheus::Family<prometheus::Counter>& received_bytes_;
+  prometheus::Family<prometheus::Counter>& sent_bytes_;
   prometheus::Counter& pushbacks_;
   prometheus::Family<prometheus::Counter>& calls_;
   prometheus::Family<prometheus::Counter>& finished_;
@@ -206,6 +247,7 @@ class Metrics::Impl {
 
   Mutex mutex_;
   std::map<std::string, Gauge> gauges_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Counters> counters_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> kernel_names_ ABSL_GUARDED_BY(mutex_);
   std::string version_ ABSL_GUARDED_BY(mutex_);
   std::string backend_ ABSL_GUARDED_BY(mutex_);
@@ -215,11 +257,18 @@ Metrics::Metrics() : impl_(std::make_unique<Impl>()) {}
 Metrics::~Metrics() = default;
 
 void Metrics::CountCall(const char* transport) { impl_->CountCall(transport); }
-void Metrics::CountReceived(int64_t payload_bytes) { impl_->CountReceived(payload_bytes); }
+void Metrics::CountReceived(const char* transport, int64_t payload_bytes) {
+  impl_->CountReceived(transport, payload_bytes);
+}
+void Metrics::CountRegionBytes(int64_t read_bytes, int64_t written_bytes) {
+  impl_->CountRegionBytes(read_bytes, written_bytes);
+}
 void Metrics::CountFinished(absl::StatusCode code, Stage stage) {
   impl_->CountFinished(code, stage);
 }
-void Metrics::CountSent(int64_t payload_bytes) { impl_->CountSent(payload_bytes); }
+void Metrics::CountSent(const char* transport, int64_t payload_bytes) {
+  impl_->CountSent(transport, payload_bytes);
+}
 void Metrics::CountPushback() { impl_->CountPushback(); }
 void Metrics::ObserveTiming(const Timing& timing) { impl_->ObserveTiming(timing); }
 void Metrics::ObserveBatch(int64_t requests) { impl_->ObserveBatch(requests); }
@@ -232,6 +281,10 @@ void Metrics::SetBuildInfo(absl::string_view version, absl::string_view backend)
 void Metrics::AddGauge(absl::string_view name, absl::string_view help,
                        std::function<double()> value) {
   impl_->AddGauge(name, help, std::move(value));
+}
+void Metrics::AddCounters(absl::string_view name, absl::string_view help, absl::string_view label,
+                          std::function<Counts()> values) {
+  impl_->AddCounters(name, help, label, std::move(values));
 }
 void Metrics::RemoveGauges() { impl_->RemoveGauges(); }
 std::string Metrics::Serialize() { return impl_->Serialize(); }

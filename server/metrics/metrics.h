@@ -7,6 +7,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -20,9 +22,11 @@ namespace attnd::server {
 //   attnd_calls_total{transport}                calls that came in: unary, stream
 //   attnd_requests_received_total               calls whose message has begun to be read
 //   attnd_requests_finished_total{code,stage}   every call ends in exactly one of these
-//   attnd_received_bytes_total                  payload
-//   attnd_sent_bytes_total                      payload
+//   attnd_received_bytes_total{transport}       payload: unary, stream, region (read in place)
+//   attnd_sent_bytes_total{transport}           payload: unary, stream, region (written in place)
 //   attnd_retry_pushback_total                  refusals that told the caller when to come again
+//   attnd_region_refusals_total{reason}         of regions and of ranges in them: connection, file,
+//                                               limit, handle, range, leases, broken
 //
 //   histograms
 //   attnd_stage_seconds{stage}                  queue, upload, run, download, total
@@ -33,7 +37,8 @@ namespace attnd::server {
 //   gauges, read when scraped
 //   attnd_queue_requests, attnd_queue_bytes, attnd_receive_budget_bytes, attnd_receive_used_bytes,
 //   attnd_receive_waiting_requests, attnd_pool_used_bytes, attnd_pool_kept_bytes,
-//   attnd_pinned_held_bytes, attnd_device_used_bytes, attnd_device_held_bytes, attnd_serving
+//   attnd_pinned_held_bytes, attnd_device_used_bytes, attnd_device_held_bytes, attnd_serving,
+//   attnd_region_connections, attnd_regions, attnd_region_bytes, attnd_region_leases
 //   attnd_build_info{version,backend} 1
 //
 // Thread-safe.
@@ -46,11 +51,13 @@ class Metrics {
   Metrics();
   ~Metrics();
 
-  // `transport`: "unary" or "stream".
+  // `transport`, here and below: "unary" or "stream".
   void CountCall(const char* transport);
-  void CountReceived(int64_t payload_bytes);
+  void CountReceived(const char* transport, int64_t payload_bytes);
   void CountFinished(absl::StatusCode code, Stage stage);
-  void CountSent(int64_t payload_bytes);
+  void CountSent(const char* transport, int64_t payload_bytes);
+  // Of one call, used where they lay.
+  void CountRegionBytes(int64_t read_bytes, int64_t written_bytes);
   void CountPushback();
   void ObserveTiming(const Timing& timing);
   void ObserveBatch(int64_t requests);
@@ -63,6 +70,11 @@ class Metrics {
   // replaces the first. The function is called with a lock of this class held, so it must not call
   // back, and must be callable until RemoveGauges() returns.
   void AddGauge(absl::string_view name, absl::string_view help, std::function<double()> value);
+  // Counters that somebody else keeps, one for each value of `label`; the same of the function.
+  using Counts = std::vector<std::pair<const char*, int64_t>>;
+  void AddCounters(absl::string_view name, absl::string_view help, absl::string_view label,
+                   std::function<Counts()> values);
+  // Both.
   void RemoveGauges();
 
   // In Prometheus' text format.

@@ -116,6 +116,10 @@ RegionSocket::~RegionSocket() {
   // An eventfd's counter has room for it.
   [[maybe_unused]] const ssize_t written = write(wake_.get(), &one, sizeof(one));
   thread_.join();
+  RemovePath();
+}
+
+void RegionSocket::RemovePath() const {
   // Unless somebody has put another socket there.
   if (path_inode_ != 0 && InodeOf(path_) == path_inode_) unlink(path_.c_str());
 }

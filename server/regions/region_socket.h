@@ -47,6 +47,8 @@ class RegionSocket {
   ~RegionSocket();
 
   const std::string& path() const { return path_; }
+  // Nobody finds it from here on; connections stay. For a process that is about to end.
+  void RemovePath() const;
   int64_t connections() const { return connection_count_; }
   // Connections ended for what they sent, or turned away.
   int64_t refused_connections() const { return refused_count_; }

@@ -32,6 +32,15 @@ RegionTable::~RegionTable() {
 }
 
 absl::StatusOr<RegionHandle> RegionTable::Add(uid_t owner, int fd, int64_t size_bytes) {
+  absl::StatusOr<RegionHandle> handle = TryAdd(owner, fd, size_bytes);
+  if (!handle.ok()) {
+    MutexLock lock(mutex_);
+    ++(absl::IsResourceExhausted(handle.status()) ? refusals_.limit : refusals_.file);
+  }
+  return handle;
+}
+
+absl::StatusOr<RegionHandle> RegionTable::TryAdd(uid_t owner, int fd, int64_t size_bytes) {
   const absl::StatusOr<FileId> file = CheckRegionFile(fd, size_bytes);
   if (!file.ok()) return file.status();
   absl::StatusOr<std::unique_ptr<RegionLedger::Entry>> entry =
@@ -61,6 +70,32 @@ void RegionTable::Remove(const RegionHandle& handle) {
 
 absl::StatusOr<RegionLease> RegionTable::Pin(const RegionHandle& handle, int64_t offset_bytes,
                                              int64_t size_bytes, Access access) {
+  absl::StatusOr<RegionLease> lease = TryPin(handle, offset_bytes, size_bytes, access);
+  if (lease.ok()) return lease;
+  MutexLock lock(mutex_);
+  switch (lease.status().code()) {
+    case absl::StatusCode::kNotFound:
+      ++refusals_.handle;
+      break;
+    case absl::StatusCode::kResourceExhausted:
+      ++refusals_.leases;
+      break;
+    case absl::StatusCode::kDataLoss:
+      ++refusals_.broken;
+      break;
+    default:
+      ++refusals_.range;
+  }
+  return lease;
+}
+
+RegionRefusals RegionTable::refusals() const {
+  MutexLock lock(mutex_);
+  return refusals_;
+}
+
+absl::StatusOr<RegionLease> RegionTable::TryPin(const RegionHandle& handle, int64_t offset_bytes,
+                                                int64_t size_bytes, Access access) {
   std::shared_ptr<Region> region;
   {
     MutexLock lock(mutex_);

@@ -19,6 +19,16 @@ namespace attnd::server {
 
 using regions::RegionHandle;
 
+// How often something was refused since the start, by reason.
+struct RegionRefusals {
+  int64_t file = 0;    // not what a region's file must be, or a region already
+  int64_t limit = 0;   // too many regions, too many bytes, no memory
+  int64_t handle = 0;  // nobody's
+  int64_t range = 0;   // not in the region, or over one that is in use
+  int64_t leases = 0;  // as many as may be
+  int64_t broken = 0;  // the region lost pages
+};
+
 // Leases may outlive the table. Thread-safe.
 class RegionTable {
  public:
@@ -43,11 +53,18 @@ class RegionTable {
 
   // Removed regions count until their last lease is gone.
   RegionCounts counts() const { return ledger_->counts(); }
+  RegionRefusals refusals() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  absl::StatusOr<RegionHandle> TryAdd(uid_t owner, int fd, int64_t size_bytes)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<RegionLease> TryPin(const RegionHandle& handle, int64_t offset_bytes,
+                                     int64_t size_bytes, Access access) ABSL_LOCKS_EXCLUDED(mutex_);
+
   const std::shared_ptr<RegionLedger> ledger_;
   const std::shared_ptr<PageLocker> locker_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
+  RegionRefusals refusals_ ABSL_GUARDED_BY(mutex_);
   // Its hash is salted, so that how long a search takes tells nothing about the handles.
   absl::flat_hash_map<RegionHandle, std::shared_ptr<Region>> regions_ ABSL_GUARDED_BY(mutex_);
 };

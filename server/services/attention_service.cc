@@ -49,7 +49,7 @@ grpc::ServerGenericBidiReactor* RawService::CreateReactor(
     parts_.metrics->CountCall("stream");
     return ComputeCall::Start(std::make_shared<StreamCall>(parts_, context));
   }
-  parts_.metrics->CountReceived(0);
+  parts_.metrics->CountReceived("unary", 0);
   parts_.metrics->CountFinished(absl::StatusCode::kUnimplemented, Stage::kReceive);
   return new UnknownMethod(*context);
 }

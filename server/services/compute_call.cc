@@ -195,8 +195,9 @@ absl::Status ComputeCall::CompleteRequest(Request& request) const {
     if (absl::Status status = parts_.dispatcher->Supports(slot.problem); !status.ok())
       return status;
   }
-  const int64_t answer_block_bytes = parts_.answer_pool->BlockBytes(request.output.o_bytes) +
-                                     parts_.answer_pool->BlockBytes(request.output.lse_bytes);
+  const int64_t answer_block_bytes =
+      parts_.answer_pool->BlockBytes(request.output.sent_o_bytes()) +
+      parts_.answer_pool->BlockBytes(request.output.sent_lse_bytes());
   if (answer_block_bytes > parts_.answer_pool->budget_bytes()) {
     return WithPushback(
         absl::ResourceExhaustedError(absl::StrCat(
@@ -231,7 +232,11 @@ void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage s
   }
   answer->timing.total_us = ToMicroseconds(parts_.clock->Now() - request.arrival);
   parts_.metrics->ObserveTiming(answer->timing);
-  parts_.metrics->CountSent(request.answer_bytes());
+  parts_.metrics->CountSent(transport(), request.output.sent_bytes());
+  if (request.leases != nullptr) {
+    parts_.metrics->CountRegionBytes(request.leased_input_bytes,
+                                     request.answer_bytes() - request.output.sent_bytes());
+  }
   if (LogEnabled(LogLevel::kDebug)) {
     LogEvent(LogLevel::kDebug, "computed",
              {{"request_id", request.request_id},
@@ -284,7 +289,7 @@ void ComputeCall::End(const absl::Status& status, Stage stage) {
 }
 
 void ComputeCall::CountReceived(int64_t payload_bytes) {
-  if (!counted_received_.exchange(true)) parts_.metrics->CountReceived(payload_bytes);
+  if (!counted_received_.exchange(true)) parts_.metrics->CountReceived(transport(), payload_bytes);
 }
 
 absl::Status ComputeCall::WhyGone() const {

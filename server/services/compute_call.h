@@ -30,6 +30,7 @@ struct ComputeParts {
   CallGate* gate = nullptr;
   ReceiveBudget* receive_budget = nullptr;
   BufferPool* payload_pool = nullptr;
+  RegionTable* regions = nullptr;  // null: none are taken
   // The executor's; only its budget is read here.
   const BufferPool* answer_pool = nullptr;
   Dispatcher* dispatcher = nullptr;
@@ -79,6 +80,8 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   virtual void OnCallerClosed() = 0;
   // The job is done; the last owner. Called on the executor's thread.
   virtual void SendAnswer(const Request& request, Answer answer) = 0;
+  // As metrics name it.
+  virtual const char* transport() const = 0;
   // Gives back what was received. By the owner, or with the call's end.
   virtual void Drop() = 0;
 

@@ -43,6 +43,7 @@ class StreamCall final : public ComputeCall {
   void OnMessage() override;
   void OnCallerClosed() override;
   void SendAnswer(const Request& request, Answer answer) override;
+  const char* transport() const override { return "stream"; }
   void Drop() override;
 
   void TakeHeader();

@@ -53,7 +53,8 @@ void UnaryCall::OnCallerClosed() {
 absl::StatusOr<std::unique_ptr<Request>> UnaryCall::DecodeOnce() {
   const absl::StatusOr<ReceivedMessage> received = ReceivedMessage::From(message_);
   if (!received.ok()) return received.status();
-  return wire::Decode(received->spans(), parts_.limits, arrival_, *parts_.payload_pool);
+  return wire::Decode(received->spans(), parts_.limits, arrival_, *parts_.payload_pool,
+                      parts_.regions);
 }
 
 void UnaryCall::Decode() {
@@ -72,7 +73,7 @@ void UnaryCall::Decoded(absl::StatusOr<std::unique_ptr<Request>> request) {
   message_.Clear();
   permit_ = ReceivePermit();
   if (!request.ok()) return End(request.status(), Stage::kReceive);
-  CountReceived((*request)->payload_bytes());
+  CountReceived((*request)->payload_bytes() - (*request)->leased_input_bytes);
   if (const absl::Status status = CompleteRequest(**request); !status.ok()) {
     return End(status, Stage::kReceive);
   }

@@ -18,6 +18,7 @@ class UnaryCall final : public ComputeCall {
   void OnMessage() override;
   void OnCallerClosed() override;
   void SendAnswer(const Request& request, Answer answer) override;
+  const char* transport() const override { return "unary"; }
   void Drop() override { request_.Clear(); }
 
   // On a decoder: waits for room in the pool.

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "attnd/v1/attnd.pb.h"
 #include "server/wire/extents.h"
+#include "server/wire/region_tensors.h"
 #include "server/wire/wire.h"
 
 namespace attnd::server::wire {
@@ -176,7 +177,8 @@ std::vector<ProblemSlot> PackedSlots(const AttentionProblem& whole,
 }
 
 absl::StatusOr<OutputSpec> ReadOutput(const v1::ComputeHeader& header, const Extents& extents,
-                                      int64_t q_bytes, int64_t max_answer_bytes) {
+                                      const RegionTensors& regions, int64_t q_bytes,
+                                      int64_t max_answer_bytes) {
   OutputSpec output;
   output.dtype = extents.dtype;
   output.o_shape.assign(header.q().shape().begin(), header.q().shape().end());
@@ -189,9 +191,11 @@ absl::StatusOr<OutputSpec> ReadOutput(const v1::ComputeHeader& header, const Ext
     output.lse_bytes =
         extents.batch * extents.q_heads * extents.q_len * static_cast<int64_t>(sizeof(float));
   }
-  if (output.o_bytes > max_answer_bytes - output.lse_bytes) {
-    return InvalidArgumentError(StrCat("the answer would have ", output.o_bytes, " bytes of o and ",
-                                       output.lse_bytes, " of lse; a message holds ",
+  const int64_t sent_o_bytes = regions.o ? 0 : output.o_bytes;
+  const int64_t sent_lse_bytes = regions.lse ? 0 : output.lse_bytes;
+  if (sent_o_bytes > max_answer_bytes - sent_lse_bytes) {
+    return InvalidArgumentError(StrCat("the answer would have ", sent_o_bytes, " bytes of o and ",
+                                       sent_lse_bytes, " of lse; a message holds ",
                                        max_answer_bytes, " (ComputeStream has no such limit)"));
   }
   return output;
@@ -219,8 +223,11 @@ absl::StatusOr<std::unique_ptr<Request>> CheckHeader(const v1::ComputeHeader& he
     status = CheckPayloadSizes(header, extents->dtype, given->q, given->k, given->v);
   }
   if (!status.ok()) return status;
+  const absl::StatusOr<RegionTensors> regions = ReadRegionTensors(header, *extents, limits);
+  if (!regions.ok()) return regions.status();
   sizes = SizesOf(header, extents->dtype);
-  absl::StatusOr<OutputSpec> output = ReadOutput(header, *extents, sizes.q, max_answer_bytes);
+  absl::StatusOr<OutputSpec> output =
+      ReadOutput(header, *extents, *regions, sizes.q, max_answer_bytes);
   if (!output.ok()) return output.status();
 
   auto request = std::make_unique<Request>();
@@ -233,6 +240,7 @@ absl::StatusOr<std::unique_ptr<Request>> CheckHeader(const v1::ComputeHeader& he
   } else {
     request->problems.push_back(DenseSlot(*problem, extents->layout));
   }
+  if (!regions->none()) PlaceInRegions(*regions, header, *extents, request->problems);
   request->alibi_slopes.assign(header.alibi_slopes().begin(), header.alibi_slopes().end());
   request->output = std::move(*output);
   return request;
@@ -251,6 +259,10 @@ absl::StatusOr<std::unique_ptr<Request>> Check(const v1::ComputeHeader& header, 
 absl::StatusOr<std::unique_ptr<Request>> CheckStream(const v1::ComputeHeader& header,
                                                      const Limits& limits, TimePoint arrival,
                                                      PayloadBytes& sizes) {
+  if (NamesRegions(header)) {
+    return absl::UnimplementedError(
+        "a stream's tensors come in its chunks; those in memory regions need Compute");
+  }
   return CheckHeader(header, nullptr, INT64_MAX, limits, arrival, sizes);
 }
 

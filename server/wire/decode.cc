@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attnd/v1/attnd.pb.h"
+#include "server/wire/region_tensors.h"
 #include "server/wire/span_reader.h"
 #include "server/wire/wire.h"
 
@@ -23,7 +24,7 @@ absl::StatusOr<Buffer> CopyPayload(absl::Span<const ByteSpan> message, const Pay
 
 absl::StatusOr<std::unique_ptr<Request>> Decode(absl::Span<const ByteSpan> message,
                                                 const Limits& limits, TimePoint arrival,
-                                                BufferPool& pool) {
+                                                BufferPool& pool, RegionTable* regions) {
   absl::StatusOr<ScannedRequest> scanned = Scan(message, limits);
   if (!scanned.ok()) return scanned.status();
   absl::StatusOr<std::unique_ptr<Request>> request =
@@ -47,6 +48,11 @@ absl::StatusOr<std::unique_ptr<Request>> Decode(absl::Span<const ByteSpan> messa
     absl::StatusOr<Buffer> buffer = CopyPayload(message, payload.from, pool);
     if (!buffer.ok()) return buffer.status();
     payload.to = std::move(*buffer);
+  }
+  // Last, so that nothing is leased for a call that waits for memory.
+  if (NamesRegions(*scanned->header)) {
+    absl::Status status = LeaseRegions(*scanned->header, limits, *regions, **request);
+    if (!status.ok()) return status;
   }
   return request;
 }

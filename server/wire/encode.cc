@@ -65,12 +65,16 @@ void FillHeader(const Request& request, const Answer& answer, v1::Transport tran
 EncodedAnswer Encode(const Request& request, const Answer& answer) {
   const OutputSpec& output = request.output;
   v1::ComputeResponse response;
-  FillHeader(request, answer, v1::TRANSPORT_UNARY, *response.mutable_header());
+  const v1::Transport transport =
+      request.leases == nullptr ? v1::TRANSPORT_UNARY : v1::TRANSPORT_REGION;
+  FillHeader(request, answer, transport, *response.mutable_header());
 
   EncodedAnswer encoded;
   encoded.head = response.SerializeAsString();
-  AppendBytesPrefix(v1::ComputeResponse::kOFieldNumber, output.o_bytes, encoded.head);
-  if (output.want_lse) {
+  if (output.o_place == nullptr) {
+    AppendBytesPrefix(v1::ComputeResponse::kOFieldNumber, output.o_bytes, encoded.head);
+  }
+  if (output.want_lse && output.lse_place == nullptr) {
     AppendBytesPrefix(v1::ComputeResponse::kLseFieldNumber, output.lse_bytes, encoded.middle);
   }
   return encoded;

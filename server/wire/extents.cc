@@ -188,6 +188,11 @@ absl::Status CheckPayloadSizes(const v1::ComputeHeader& header, DType dtype, int
   for (const auto& payload : payloads) {
     int64_t wanted_bytes = 0;
     SizeBytesOf(payload.tensor.spec, kernels::SizeBytes(dtype), wanted_bytes);
+    if (payload.tensor.spec.has_region() && payload.given_bytes > 0) {
+      return InvalidArgumentError(StrCat(payload.tensor.name, " has ", payload.given_bytes,
+                                         " bytes; it lies in a region, and needs 0 here"));
+    }
+    if (payload.tensor.spec.has_region()) continue;
     if (payload.given_bytes != wanted_bytes) {
       return InvalidArgumentError(StrCat(payload.tensor.name, " has ", payload.given_bytes,
                                          " bytes; ", payload.tensor.name, ".shape ",

@@ -32,7 +32,8 @@ struct Extents {
 // Left to kernels::Validate(): heads, head_dim's range, and products of several extents.
 absl::StatusOr<Extents> ReadExtents(const v1::ComputeHeader& header);
 
-// INVALID_ARGUMENT with both numbers unless each payload is exactly as long as its shape says.
+// INVALID_ARGUMENT with both numbers unless each payload is exactly as long as its shape says;
+// one that lies in a region, empty.
 // ReadExtents() has passed.
 absl::Status CheckPayloadSizes(const v1::ComputeHeader& header, kernels::DType dtype,
                                int64_t q_bytes, int64_t k_bytes, int64_t v_bytes);

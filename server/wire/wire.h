@@ -16,6 +16,10 @@ namespace attnd::v1 {
 class ComputeHeader;
 }
 
+namespace attnd::server {
+class RegionTable;
+}
+
 namespace attnd::server::wire {
 
 struct Limits {
@@ -26,6 +30,9 @@ struct Limits {
   int64_t max_sequences = 65536;
   int64_t max_request_id_bytes = 128;
   int max_priority = 9;
+  // Whether tensors may lie in memory regions, and there with gaps, or several in one place.
+  bool takes_regions = false;
+  bool region_gaps = true;
 };
 
 // A piece of a message, as it lies in memory; not owned.
@@ -84,15 +91,17 @@ absl::StatusOr<std::unique_ptr<Request>> CheckStream(const v1::ComputeHeader& he
 
 // Scan, Check, then the payloads copied into buffers of `pool`, one copy each. Also
 // RESOURCE_EXHAUSTED, from the pool, and INVALID_ARGUMENT for what its budget can never hold.
+// Tensors in regions of `regions`, which is there if the limits take some, are leased: errors of
+// LeaseRegions (region_tensors.h).
 absl::StatusOr<std::unique_ptr<Request>> Decode(absl::Span<const ByteSpan> message,
                                                 const Limits& limits, TimePoint arrival,
-                                                BufferPool& pool);
+                                                BufferPool& pool, RegionTable* regions = nullptr);
 
 // An answer as it goes out, in order: head, O's bytes, middle, LSE's bytes. `middle` is empty and
-// lse not sent where there is no LSE. A ComputeResponse parser reads the concatenation. `answer`'s
+// lse not sent where there is no LSE; outputs in regions are not sent. A ComputeResponse parser reads the concatenation. `answer`'s
 // buffers are not touched.
 struct EncodedAnswer {
-  std::string head;    // header field, then O's tag and length
+  std::string head;    // header field, then O's tag and length, if it is sent
   std::string middle;  // LSE's tag and length
 };
 EncodedAnswer Encode(const Request& request, const Answer& answer);

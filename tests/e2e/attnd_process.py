@@ -27,7 +27,8 @@ class Attnd:
         self.log_path = pathlib.Path(folder) / "attnd.log"
         self._log = open(self.log_path, "wb")
         self.process = subprocess.Popen(
-            [BIN_DIR / "attnd", "--listen=127.0.0.1:0", "--http_listen=127.0.0.1:0", f"--port_file={port_file}", *flags],
+            [BIN_DIR / "attnd", "--listen=127.0.0.1:0", "--http_listen=127.0.0.1:0", "--local_socket=none",
+             f"--port_file={port_file}", *flags],
             stdout=self._log,
             stderr=self._log,
         )

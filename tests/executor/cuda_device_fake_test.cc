@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -123,6 +124,17 @@ class CudaDeviceTest : public ::testing::Test {
   BufferPool pool_{int64_t{256} << 20};
   std::unique_ptr<Device> device_;
 };
+
+TEST_F(CudaDeviceTest, PinsMemoryOfCallersWhileItIsARegion) {
+  MakeDevice();
+  const std::shared_ptr<PageLocker> locker = device_->RegionLocker();
+  ASSERT_NE(locker, nullptr);
+  std::vector<unsigned char> memory(4096);
+  ASSERT_TRUE(locker->Lock(memory.data(), 4096).ok());
+  EXPECT_EQ(cuda_->pinned(), (std::map<void*, int64_t>{{memory.data(), 4096}}));
+  locker->Unlock(memory.data());
+  EXPECT_TRUE(cuda_->pinned().empty());
+}
 
 TEST_F(CudaDeviceTest, EveryLayoutGoesThereAndBack) {
   for (const SliceSize& slice : {SliceSize{}, kTinySlices, SliceSize{1, 1}}) {

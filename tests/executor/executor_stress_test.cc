@@ -44,7 +44,7 @@ class Service {
           if (answer.ok()) ++answered;
           if (absl::IsInternal(answer.status())) ++internal;
         });
-    metrics_.CountReceived(0);
+    metrics_.CountReceived("unary", 0);
     const absl::Status refused = scheduler_->Submit(job);
     if (!refused.ok()) job->Finish(refused, Stage::kQueue);
     if (random() % 3 == 0) scheduler_->Cancel(job);

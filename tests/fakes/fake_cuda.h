@@ -43,6 +43,11 @@ class FakeCuda final : public server::Cuda {
     MutexLock lock(mutex_);
     return memory_.size() + handles_.size();
   }
+  // Memory of others that is pinned, by address.
+  std::map<void*, int64_t> pinned() const {
+    MutexLock lock(mutex_);
+    return pinned_;
+  }
   int64_t waits() const {
     MutexLock lock(mutex_);
     return waits_;
@@ -64,6 +69,15 @@ class FakeCuda final : public server::Cuda {
     return New(bytes, 0);
   }
   void FreePinnedMemory(void* memory) override { Free(memory); }
+  absl::Status PinMemory(void* memory, int64_t bytes) override {
+    MutexLock lock(mutex_);
+    pinned_[memory] = bytes;
+    return absl::OkStatus();
+  }
+  void UnpinMemory(void* memory) override {
+    MutexLock lock(mutex_);
+    pinned_.erase(memory);
+  }
   absl::StatusOr<kernels::Stream> NewStream() override { return NewHandle(); }
   void FreeStream(kernels::Stream stream) override { FreeHandle(stream); }
   absl::StatusOr<server::CudaEvent> NewEvent() override { return NewHandle(); }
@@ -123,6 +137,7 @@ class FakeCuda final : public server::Cuda {
   int64_t waits_ ABSL_GUARDED_BY(mutex_) = 0;
   uintptr_t last_handle_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<void*, int64_t> memory_ ABSL_GUARDED_BY(mutex_);
+  std::map<void*, int64_t> pinned_ ABSL_GUARDED_BY(mutex_);  // not its own
   std::map<void*, bool> handles_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -55,8 +55,8 @@ void FillWithEverything(Metrics& metrics) {
     }
   }
   for (int i = 0; i < 10000; ++i) metrics.ObserveKernel("kernel_" + std::to_string(i), 1e-3);
-  metrics.CountReceived(1);
-  metrics.CountSent(1);
+  metrics.CountReceived("unary", 1);
+  metrics.CountSent("unary", 1);
   metrics.CountPushback();
   metrics.ObserveBatch(3);
   metrics.ObserveTiming({1, 2, 3, 4, 5});
@@ -64,9 +64,9 @@ void FillWithEverything(Metrics& metrics) {
 
 TEST(Metrics, CountsAndTotals) {
   Metrics metrics;
-  metrics.CountReceived(100);
-  metrics.CountReceived(23);
-  metrics.CountSent(77);
+  metrics.CountReceived("unary", 100);
+  metrics.CountReceived("unary", 23);
+  metrics.CountSent("unary", 77);
   metrics.CountPushback();
   metrics.CountFinished(absl::StatusCode::kOk, Stage::kDone);
   metrics.CountFinished(absl::StatusCode::kDeadlineExceeded, Stage::kQueue);
@@ -74,8 +74,8 @@ TEST(Metrics, CountsAndTotals) {
   EXPECT_EQ(metrics.finished(), 2);
   const std::string text = metrics.Serialize();
   EXPECT_THAT(text, HasSubstr("attnd_requests_received_total 2\n"));
-  EXPECT_THAT(text, HasSubstr("attnd_received_bytes_total 123\n"));
-  EXPECT_THAT(text, HasSubstr("attnd_sent_bytes_total 77\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_received_bytes_total{transport=\"unary\"} 123\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_sent_bytes_total{transport=\"unary\"} 77\n"));
   EXPECT_THAT(text, HasSubstr("attnd_retry_pushback_total 1\n"));
   EXPECT_THAT(text, HasSubstr("attnd_requests_finished_total{code=\"OK\",stage=\"done\"} 1\n"));
   EXPECT_THAT(
@@ -87,7 +87,7 @@ TEST(Metrics, CountsAndTotals) {
 TEST(Metrics, S48MalformedRequestsAreCounted) {
   Metrics metrics;
   for (int i = 0; i < 200; ++i) {
-    metrics.CountReceived(0);
+    metrics.CountReceived("unary", 0);
     metrics.CountFinished(absl::StatusCode::kInvalidArgument, Stage::kReceive);
   }
   EXPECT_THAT(metrics.Serialize(),
@@ -228,7 +228,7 @@ TEST(Metrics, ThreadsCountWhileOthersScrape) {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < kCalls; ++i) {
-        metrics.CountReceived(1);
+        metrics.CountReceived("unary", 1);
         metrics.CountFinished(absl::StatusCode::kOk, kStages[i % 6]);
         metrics.ObserveKernel("kernel_" + std::to_string(i % 300), 1e-3);
         metrics.ObserveTiming({1, 2, 3, 4, 5});

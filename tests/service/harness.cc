@@ -26,6 +26,7 @@ server::ServerOptions TestOptions() {
   options.arena_bytes = int64_t{192} << 20;
   options.drain_delay_ms = 0;
   options.default_deadline_ms = 0;
+  options.local_socket = server::kNoLocalSocket;
   return options;
 }
 

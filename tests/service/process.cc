@@ -20,7 +20,7 @@ AttndProcess::AttndProcess(const std::vector<std::string>& flags) {
   std::string pattern = ::testing::TempDir() + "/attnd_process_XXXXXX";
   directory_ = mkdtemp(pattern.data());
   std::vector<std::string> words = {ATTND_PROGRAM, "--listen=127.0.0.1:0",
-                                    "--http_listen=127.0.0.1:0",
+                                    "--http_listen=127.0.0.1:0", "--local_socket=none",
                                     "--port_file=" + directory_ + "/ports"};
   words.insert(words.end(), flags.begin(), flags.end());
   std::vector<char*> argv;

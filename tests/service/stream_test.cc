@@ -171,7 +171,7 @@ TEST_F(StreamTest, WhatAnAbortedOneBroughtIsCounted) {
   ExpectRefused({messages[0], messages[1], messages[2], messages[1]},
                 grpc::StatusCode::INVALID_ARGUMENT, "are there already");
   const double good_bytes = MakeRequest({}).q().size() + 2 * MakeRequest({}).k().size();
-  EXPECT_EQ(server_.Metric("attnd_received_bytes_total"), 2 * 8192 + good_bytes);
+  EXPECT_EQ(server_.Metric(R"(attnd_received_bytes_total{transport="stream"})"), 2 * 8192 + good_bytes);
 }
 
 TEST_F(StreamTest, ACancelledOneLeavesTheQueueAtOnce) {

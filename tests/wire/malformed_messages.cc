@@ -49,13 +49,13 @@ void AddUnknownFields(std::vector<MalformedCase>& cases) {
       }
     }
   }
-  for (uint32_t reserved = 16; reserved <= 26; ++reserved) {
+  for (uint32_t reserved = 16; reserved <= 24; ++reserved) {
     cases.push_back({StrCat("reserved header field ", reserved),
                      Good() + BytesField(1, BytesField(reserved, "")),
                      kUnimplemented,
                      {StrCat("header field ", reserved), "reserved"}});
   }
-  for (uint32_t reserved = 3; reserved <= 6; ++reserved) {
+  for (uint32_t reserved = 5; reserved <= 6; ++reserved) {
     cases.push_back({StrCat("reserved field ", reserved, " of header.k"),
                      Good() + BytesField(1, BytesField(2, BytesField(reserved, ""))),
                      kUnimplemented,
