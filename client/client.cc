@@ -1,5 +1,6 @@
 #include "client/client.h"
 
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,6 +9,7 @@
 #include "client/channel.h"
 #include "client/encode.h"
 #include "client/health.h"
+#include "client/local_regions.h"
 #include "client/status.h"
 
 namespace attnd {
@@ -17,7 +19,9 @@ using client::ComputeCall;
 using client::Core;
 using client::EncodedRequest;
 using client::ExpectedAnswer;
+using client::LocalRegions;
 using client::Reply;
+using client::StagedCall;
 
 absl::StatusOr<AttentionResult> Decode(const ExpectedAnswer& expected, Reply reply) {
   if (!reply.status.ok()) return reply.status;
@@ -49,10 +53,62 @@ struct Waiter {
   }
 };
 
-// A call that failed before there was anything to cancel.
-class FailedCall : public Call {
-  void Cancel() override {}
+// An asynchronous call, which may be one call of gRPC's after another.
+class SwitchedCall : public Call {
+ public:
+  void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::shared_ptr<Call> now;
+    {
+      MutexLock lock(mutex_);
+      cancelled_ = true;
+      now = now_;
+    }
+    if (now != nullptr) now->Cancel();
+  }
+  void SwitchTo(std::shared_ptr<Call> next) ABSL_LOCKS_EXCLUDED(mutex_) {
+    bool cancelled = false;
+    {
+      MutexLock lock(mutex_);
+      now_ = next;
+      cancelled = cancelled_;
+    }
+    if (cancelled) next->Cancel();
+  }
+
+ private:
+  Mutex mutex_;
+  std::shared_ptr<Call> now_ ABSL_GUARDED_BY(mutex_);  // null: none yet
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
 };
+
+// What remains of a call's time.
+class TimeLeft {
+ public:
+  explicit TimeLeft(absl::optional<absl::Duration> timeout)
+      : begin_(std::chrono::steady_clock::now()), timeout_(timeout) {}
+  absl::optional<absl::Duration> left() const {
+    if (!timeout_) return absl::nullopt;
+    return *timeout_ - absl::FromChrono(std::chrono::steady_clock::now() - begin_);
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point begin_;
+  const absl::optional<absl::Duration> timeout_;
+};
+
+bool IsForRegions(const AttentionRequest& request) {
+  if (client::NamesRegions(request)) return false;  // it has its own
+  if (request.transport == Transport::kRegion) return true;
+  const int64_t input_bytes =
+      request.q.size_bytes() + request.k.size_bytes() + request.v.size_bytes();
+  return request.transport == Transport::kAuto && input_bytes >= kRegionFromBytes;
+}
+
+// Whether a call through the client's own region is to go another way after it ended like this: the
+// server that knew the region is gone.
+bool GoesAnotherWay(const AttentionRequest& request, const absl::Status& status) {
+  return request.transport == Transport::kAuto && absl::IsNotFound(status);
+}
 
 ServerInfo FromProto(const v1::GetServerInfoResponse& from) {
   ServerInfo info;
@@ -82,7 +138,12 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& from) {
 class ClientImpl : public Client {
  public:
   ClientImpl(const std::string& address, const ClientOptions& options)
-      : core_(std::make_shared<Core>(address, options)) {}
+      : core_(std::make_shared<Core>(address, options)),
+        regions_(options, [this](absl::Duration timeout) -> absl::StatusOr<std::string> {
+          const absl::StatusOr<ServerInfo> info = GetServerInfo(timeout);
+          if (!info.ok()) return info.status();
+          return info->instance_id;
+        }) {}
 
   ~ClientImpl() override {
     {
@@ -93,12 +154,16 @@ class ClientImpl : public Client {
   }
 
   absl::StatusOr<AttentionResult> Attention(const AttentionRequest& request) override {
-    absl::StatusOr<EncodedRequest> encoded = client::Encode(request);
-    if (!encoded.ok()) return encoded.status();
-    const auto waiter = std::make_shared<Waiter>();
-    ComputeCall::Start(core_, *std::move(encoded), ExpectedAnswer(request), request.timeout,
-                       [waiter](Reply reply) { waiter->Set(std::move(reply)); });
-    return Decode(ExpectedAnswer(request), waiter->Wait());
+    const TimeLeft time(request.timeout);
+    absl::StatusOr<Staged> staged = Stage(request, time);
+    if (!staged.ok()) return staged.status();
+    if (*staged != nullptr) {
+      absl::StatusOr<AttentionResult> result = CallAndWait((*staged)->request(), time);
+      (*staged)->Finish(result);
+      if (!GoesAnotherWay(request, result.status())) return result;
+      staged->reset();
+    }
+    return CallAndWait(request, time);
   }
 
   std::shared_ptr<Call> AttentionAsync(const AttentionRequest& request,
@@ -107,25 +172,15 @@ class ClientImpl : public Client {
       MutexLock lock(mutex_);
       ++running_;
     }
-    absl::StatusOr<EncodedRequest> encoded = client::Encode(request);
-    if (!encoded.ok()) {
-      core_->loop.Post([this, callback = std::move(callback), status = encoded.status()] {
-        callback(status);
-        OnEnded();
-      });
-      return std::make_shared<FailedCall>();
+    auto running = std::make_shared<Running>(request, std::move(callback));
+    absl::StatusOr<Staged> staged = Stage(request, running->time);
+    if (!staged.ok()) {
+      End(running, staged.status());
+      return running->call;
     }
-    // On the loop, for the sink may be called deep inside gRPC.
-    auto sink = [this, core = core_, callback = std::move(callback),
-                 expected = ExpectedAnswer(request)](Reply reply) {
-      const auto held = std::make_shared<Reply>(std::move(reply));
-      core->loop.Post([this, callback, expected, held] {
-        callback(Decode(expected, std::move(*held)));
-        OnEnded();
-      });
-    };
-    return ComputeCall::Start(core_, *std::move(encoded), ExpectedAnswer(request), request.timeout,
-                              std::move(sink));
+    running->staged = *std::move(staged);
+    Start(running);
+    return running->call;
   }
 
   absl::StatusOr<ServerInfo> GetServerInfo(absl::Duration timeout) override {
@@ -142,7 +197,79 @@ class ClientImpl : public Client {
     return client::CheckHealth(core_->channels.control, timeout);
   }
 
+  absl::StatusOr<std::unique_ptr<LocalRegion>> NewRegion(int64_t size_bytes,
+                                                         absl::Duration timeout) override {
+    return regions_.New(size_bytes, timeout);
+  }
+
  private:
+  using Staged = std::unique_ptr<StagedCall>;
+
+  // An asynchronous call.
+  struct Running {
+    Running(const AttentionRequest& r, Callback c)
+        : request(r), callback(std::move(c)), time(r.timeout) {}
+    const AttentionRequest request;
+    const Callback callback;
+    const TimeLeft time;
+    const std::shared_ptr<SwitchedCall> call = std::make_shared<SwitchedCall>();
+    Staged staged;  // null: its tensors go from where they lie
+  };
+
+  // Null: the tensors are not to be copied into a region, or cannot be and need not.
+  absl::StatusOr<Staged> Stage(const AttentionRequest& request, const TimeLeft& time) {
+    if (absl::Status status = client::CheckTensors(request); !status.ok()) return status;
+    if (!IsForRegions(request)) return Staged();
+    absl::StatusOr<Staged> staged =
+        StagedCall::Stage(regions_, request, time.left().value_or(absl::InfiniteDuration()));
+    if (!staged.ok() && request.transport == Transport::kAuto) return Staged();
+    return staged;
+  }
+
+  absl::StatusOr<AttentionResult> CallAndWait(const AttentionRequest& request,
+                                              const TimeLeft& time) {
+    absl::StatusOr<EncodedRequest> encoded = client::Encode(request);
+    if (!encoded.ok()) return encoded.status();
+    const auto waiter = std::make_shared<Waiter>();
+    ComputeCall::Start(core_, *std::move(encoded), ExpectedAnswer(request), time.left(),
+                       [waiter](Reply reply) { waiter->Set(std::move(reply)); });
+    return Decode(ExpectedAnswer(request), waiter->Wait());
+  }
+
+  void Start(const std::shared_ptr<Running>& running) {
+    const AttentionRequest& request =
+        running->staged != nullptr ? running->staged->request() : running->request;
+    absl::StatusOr<EncodedRequest> encoded = client::Encode(request);
+    if (!encoded.ok()) return End(running, encoded.status());
+    // On the loop, for the sink may be called deep inside gRPC.
+    auto sink = [this, core = core_, running, expected = ExpectedAnswer(request)](Reply reply) {
+      const auto held = std::make_shared<Reply>(std::move(reply));
+      core->loop.Post(
+          [this, running, expected, held] { Ended(running, Decode(expected, std::move(*held))); });
+    };
+    running->call->SwitchTo(ComputeCall::Start(core_, *std::move(encoded), ExpectedAnswer(request),
+                                               running->time.left(), std::move(sink)));
+  }
+
+  // On the loop.
+  void Ended(const std::shared_ptr<Running>& running, absl::StatusOr<AttentionResult> result) {
+    if (running->staged != nullptr) {
+      running->staged->Finish(result);
+      running->staged.reset();
+      if (GoesAnotherWay(running->request, result.status())) return Start(running);
+    }
+    running->callback(std::move(result));
+    OnEnded();
+  }
+
+  // Before there was a call.
+  void End(const std::shared_ptr<Running>& running, const absl::Status& status) {
+    core_->loop.Post([this, running, status] {
+      running->callback(status);
+      OnEnded();
+    });
+  }
+
   // Under the lock to the end: the destructor may be waiting to take everything away.
   void OnEnded() ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(mutex_);
@@ -151,6 +278,7 @@ class ClientImpl : public Client {
   }
 
   const std::shared_ptr<Core> core_;
+  LocalRegions regions_;
   Mutex mutex_;
   CondVar none_running_;
   int64_t running_ ABSL_GUARDED_BY(mutex_) = 0;  // asynchronous calls

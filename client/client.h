@@ -6,6 +6,14 @@
 //   request.k = ...; request.v = ...;
 //   request.causal = attnd::Causal::kBottomRight;
 //   absl::StatusOr<attnd::AttentionResult> result = (*client)->Attention(request);
+//
+// In place, on the server's host:
+//
+//   auto region = (*client)->NewRegion(64 << 20, absl::Seconds(10));
+//   auto q = attnd::NewTensor(**region, attnd::DType::kFloat16, {1, 8, 512, 64});  // and k, v, o
+//   ... write to q->data ...
+//   request.q = q->input();
+//   request.o_place = o->output();
 #ifndef ATTND_CLIENT_CLIENT_H_
 #define ATTND_CLIENT_CLIENT_H_
 
@@ -19,32 +27,53 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/optional.h"
+#include "client/region.h"
 
 namespace attnd {
 
 enum class DType { kFloat32, kFloat16, kBFloat16 };
 enum class Layout { kBHSD, kBSHD, kTHD };
 enum class Causal { kNone, kTopLeft, kBottomRight };
-// How tensors go: in one message each way, below 2 GB and the server's max_unary_bytes; or in
-// chunks of about 1 MB, up to its max_stream_bytes. kAuto: a stream for more than kStreamFromBytes
-// of Q, K and V, and where the server refuses the message for good.
-enum class Transport { kAuto, kUnary, kStream };
+// How tensors go: in one message each way, below 2 GB and the server's max_unary_bytes; in chunks
+// of about 1 MB, up to its max_stream_bytes; or through memory that is shared with a server on this
+// host. kAuto: the last where it can be had, for tensors that lie in such memory already and for
+// kRegionFromBytes of Q, K and V; else a stream for more than kStreamFromBytes, and where the
+// server refuses the message for good.
+//
+// Tensors that lie elsewhere are copied into regions that the client keeps, and answers out of
+// them, on the calling thread and the callback's. Where that cannot be (another host, another user,
+// no memory), kAuto takes another way and kRegion fails.
+enum class Transport { kAuto, kUnary, kStream, kRegion };
 
 inline constexpr int64_t kStreamFromBytes = int64_t{64} << 20;
+inline constexpr int64_t kRegionFromBytes = int64_t{256} << 10;
 
 int64_t SizeBytes(DType dtype);
 const char* DTypeName(DType dtype);              // "float32", "float16", "bfloat16"
-const char* TransportName(Transport transport);  // "auto", "unary", "stream"
+const char* TransportName(Transport transport);  // "auto", "unary", "stream", "region"
 
-// A dense, row-major tensor in memory that the caller keeps; it must stay until the call has ended.
+// A row-major tensor in memory that the caller keeps; it must stay until the call has ended.
 struct TensorView {
   DType dtype = DType::kFloat32;
   std::vector<int64_t> shape;
   const void* data = nullptr;
+  // Where `data` lies, for a server to use it in place; null: anywhere. Nobody may write to it
+  // until the call has ended.
+  const LocalRegion* region = nullptr;
+  // In a region only: distances in elements between the axes' entries, the last 1. Empty: dense.
+  std::vector<int64_t> strides_elems{};
 
   // Product of the extents, times the element's size. 0 if an extent is 0 or negative; INT64_MAX if
   // the product would pass it.
   int64_t size_bytes() const;
+};
+
+// A place in a region for an output, which is then not in the result but there. Nobody else may use
+// it until the call has ended.
+struct OutputView {
+  void* data = nullptr;
+  const LocalRegion* region = nullptr;
+  std::vector<int64_t> strides_elems{};  // as TensorView's
 };
 
 // One problem. Shapes by layout, as proto/attnd/v1/attnd.proto has them; absent options take the
@@ -63,6 +92,8 @@ struct AttentionRequest {
   std::vector<int64_t> cu_seqlens_q;
   std::vector<int64_t> cu_seqlens_kv;
   bool want_lse = false;
+  absl::optional<OutputView> o_place;
+  absl::optional<OutputView> lse_place;  // with want_lse
   int priority = 0;
   std::string request_id;
   Transport transport = Transport::kAuto;
@@ -79,6 +110,22 @@ struct Tensor {
   TensorView view() const { return {dtype, shape, bytes.data()}; }
 };
 
+// A dense tensor in a region, which must outlive it.
+struct RegionTensor {
+  DType dtype = DType::kFloat32;
+  std::vector<int64_t> shape;
+  void* data = nullptr;  // aligned to kRegionAlignment
+  const LocalRegion* region = nullptr;
+
+  TensorView input() const { return {dtype, shape, data, region}; }
+  OutputView output() const { return {data, region}; }
+};
+
+// In the region's next free bytes (LocalRegion::Allocate, whose errors these are). INVALID_ARGUMENT
+// for a negative extent.
+absl::StatusOr<RegionTensor> NewTensor(LocalRegion& region, DType dtype,
+                                       std::vector<int64_t> shape);
+
 // The server's own account of the call.
 struct ServerTiming {
   int64_t queue_us = 0;
@@ -89,7 +136,7 @@ struct ServerTiming {
 };
 
 struct AttentionResult {
-  Tensor o;
+  Tensor o;  // without bytes, as lse, if the request gave it a place
   absl::optional<Tensor> lse;
   ServerTiming timing;
   Transport transport = Transport::kUnary;  // which it took: never kAuto
@@ -138,7 +185,13 @@ struct ClientOptions {
   double retry_budget = 0.1;
   // Messages of this size and more go over the bulk channel, so that they do not delay small ones.
   int64_t bulk_bytes = 64 << 10;
+  // The server's --local_socket; empty: where it is by default; kNoLocalSocket: the client makes no
+  // regions.
+  std::string local_socket;
+  // Regions that the client makes for tensors that lie elsewhere, together at most, used or kept.
+  int64_t max_region_bytes = int64_t{2} << 30;
 };
+inline constexpr char kNoLocalSocket[] = "none";
 
 // A running asynchronous call.
 class Call {
@@ -154,7 +207,9 @@ class Call {
 //
 // Errors keep the server's code and message. INVALID_ARGUMENT without a call when a view's data is
 // null, an extent is negative, or a message would pass 2 GB (a stream may). INTERNAL when an answer
-// does not fit its request. Thread-safe; one client serves a whole process.
+// does not fit its request. NOT_FOUND for a region that the server does not have (any more). After
+// a call that failed, a server may use its places in regions for a moment longer, and refuses
+// another call there (INVALID_ARGUMENT). Thread-safe; one client serves a whole process.
 //
 // A call ends only when nothing reads the tensors' memory any more. That is at its deadline, unless
 // the other machine froze while the message was on its way: then it is when the connection is given
@@ -179,6 +234,12 @@ class Client {
                                                Callback callback) = 0;
 
   virtual absl::StatusOr<ServerInfo> GetServerInfo(absl::Duration timeout) = 0;
+
+  // Memory shared with the server, for tensors that are used in place. `timeout` as in
+  // LocalRegionOptions, whose errors these are; FAILED_PRECONDITION also where the options have no
+  // local socket.
+  virtual absl::StatusOr<std::unique_ptr<LocalRegion>> NewRegion(int64_t size_bytes,
+                                                                 absl::Duration timeout) = 0;
 
   // OK when the server reports SERVING (grpc.health.v1), UNAVAILABLE with its answer otherwise.
   virtual absl::Status CheckHealth(absl::Duration timeout) = 0;

@@ -93,9 +93,10 @@ absl::Status FillSpec(const char* name, const v1::TensorSpec& spec, Tensor* tens
   return absl::OkStatus();
 }
 
-absl::Status FillTensor(const char* name, const v1::TensorSpec& spec, Tensor* tensor) {
+absl::Status FillTensor(const char* name, const v1::TensorSpec& spec, bool has_place,
+                        Tensor* tensor) {
   if (absl::Status status = FillSpec(name, spec, tensor); !status.ok()) return status;
-  const int64_t wanted = tensor->view().size_bytes();
+  const int64_t wanted = has_place ? 0 : tensor->view().size_bytes();
   if (wanted != static_cast<int64_t>(tensor->bytes.size())) {
     return Broken(
         absl::StrCat(name, " has ", tensor->bytes.size(), " bytes, its shape means ", wanted));
@@ -127,8 +128,16 @@ void FillAccount(const v1::ComputeResponseHeader& header, AttentionResult* resul
   result->device = header.device();
   result->batch_id = header.batch_id();
   result->batch_size = header.batch_size();
-  result->transport =
-      header.transport() == v1::TRANSPORT_STREAM ? Transport::kStream : Transport::kUnary;
+  switch (header.transport()) {
+    case v1::TRANSPORT_STREAM:
+      result->transport = Transport::kStream;
+      break;
+    case v1::TRANSPORT_REGION:
+      result->transport = Transport::kRegion;
+      break;
+    default:
+      result->transport = Transport::kUnary;
+  }
 }
 
 }  // namespace
@@ -148,12 +157,14 @@ absl::StatusOr<AttentionResult> DecodeAnswer(const ExpectedAnswer& expected,
           absl::StrCat("its ", result.received_bytes, " bytes are not a ComputeResponse"));
     }
   }
-  if (absl::Status status = FillTensor("o", header.o(), &result.o); !status.ok()) return status;
+  absl::Status status = FillTensor("o", header.o(), expected.o_has_place, &result.o);
+  if (!status.ok()) return status;
   if (header.has_lse()) {
-    if (absl::Status status = FillTensor("lse", header.lse(), &lse); !status.ok()) return status;
+    status = FillTensor("lse", header.lse(), expected.lse_has_place, &lse);
+    if (!status.ok()) return status;
     result.lse = std::move(lse);
   }
-  if (absl::Status status = CheckExpected(expected, result); !status.ok()) return status;
+  if (status = CheckExpected(expected, result); !status.ok()) return status;
   FillAccount(header, &result);
   return result;
 }

@@ -1,5 +1,6 @@
 #include "client/encode.h"
 
+#include <functional>
 #include <iterator>
 
 #include "absl/strings/str_cat.h"
@@ -56,9 +57,22 @@ v1::CausalAlignment ToProto(Causal causal) {
   return v1::CAUSAL_ALIGNMENT_UNSPECIFIED;
 }
 
+void SetRange(const void* data, const LocalRegion& region, v1::RegionRange* range) {
+  range->set_handle(region.handle().data(), region.handle().size());
+  range->set_offset_bytes(static_cast<const unsigned char*>(data) - region.bytes().data());
+}
+
 void SetSpec(const TensorView& view, v1::TensorSpec* spec) {
   spec->set_dtype(ToProto(view.dtype));
   spec->mutable_shape()->Add(view.shape.begin(), view.shape.end());
+  if (view.region == nullptr) return;
+  SetRange(view.data, *view.region, spec->mutable_region());
+  spec->mutable_strides_elems()->Add(view.strides_elems.begin(), view.strides_elems.end());
+}
+
+void SetDestination(const OutputView& view, v1::Destination* destination) {
+  SetRange(view.data, *view.region, destination->mutable_region());
+  destination->mutable_strides_elems()->Add(view.strides_elems.begin(), view.strides_elems.end());
 }
 
 v1::ComputeHeader HeaderOf(const AttentionRequest& request) {
@@ -76,9 +90,51 @@ v1::ComputeHeader HeaderOf(const AttentionRequest& request) {
   header.mutable_cu_seqlens_q()->Add(request.cu_seqlens_q.begin(), request.cu_seqlens_q.end());
   header.mutable_cu_seqlens_kv()->Add(request.cu_seqlens_kv.begin(), request.cu_seqlens_kv.end());
   header.set_want_lse(request.want_lse);
+  if (request.o_place) SetDestination(*request.o_place, header.mutable_o_destination());
+  if (request.lse_place) SetDestination(*request.lse_place, header.mutable_lse_destination());
   header.set_priority(static_cast<uint32_t>(request.priority));
   header.set_request_id(request.request_id);
   return header;
+}
+
+// That it lies there; whether all of it does, the server says.
+absl::Status CheckRegion(const char* name, const void* data, const LocalRegion* region) {
+  if (region == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ".region is null"));
+  }
+  const absl::Span<unsigned char> bytes = region->bytes();
+  if (std::less<const void*>()(data, bytes.data()) ||
+      std::less<const void*>()(bytes.data() + bytes.size(), data)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ".data does not lie in ", name, ".region"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRegions(const AttentionRequest& request) {
+  const bool may = request.transport == Transport::kAuto || request.transport == Transport::kRegion;
+  if (NamesRegions(request) && !may) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("request: tensors lie in regions, and transport is ",
+                     TransportName(request.transport), ", must be region or auto"));
+  }
+  const TensorView* const views[3] = {&request.q, &request.k, &request.v};
+  constexpr const char* kNames[3] = {"q", "k", "v"};
+  absl::Status status;
+  for (int i = 0; i < 3; ++i) {
+    if (views[i]->region != nullptr) {
+      status.Update(CheckRegion(kNames[i], views[i]->data, views[i]->region));
+    } else if (!views[i]->strides_elems.empty()) {
+      status.Update(absl::InvalidArgumentError(
+          absl::StrCat(kNames[i], ".strides_elems is given, and ", kNames[i], ".region is null")));
+    }
+  }
+  const OutputView none;
+  const OutputView& o = request.o_place.value_or(none);
+  const OutputView& lse = request.lse_place.value_or(none);
+  if (request.o_place) status.Update(CheckRegion("o_place", o.data, o.region));
+  if (request.lse_place) status.Update(CheckRegion("lse_place", lse.data, lse.region));
+  return status;
 }
 
 absl::Status CheckView(const char* name, const TensorView& view) {
@@ -169,23 +225,36 @@ grpc::Slice Borrow(const void* data, int64_t size_bytes, const std::shared_ptr<v
 
 }  // namespace
 
+bool NamesRegions(const AttentionRequest& request) {
+  return request.q.region != nullptr || request.k.region != nullptr ||
+         request.v.region != nullptr || request.o_place || request.lse_place;
+}
+
+absl::Status CheckTensors(const AttentionRequest& request) {
+  absl::Status status = CheckRegions(request);
+  status.Update(CheckView("q", request.q));
+  status.Update(CheckView("k", request.k));
+  status.Update(CheckView("v", request.v));
+  return status;
+}
+
 absl::StatusOr<EncodedRequest> Encode(const AttentionRequest& request) {
+  if (absl::Status status = CheckTensors(request); !status.ok()) return status;
   const TensorView* views[3] = {&request.q, &request.k, &request.v};
-  const char* names[3] = {"q", "k", "v"};
   EncodedRequest encoded;
   bool is_large = false;
   int64_t left = kStreamFromBytes;
   for (int i = 0; i < 3; ++i) {
-    if (absl::Status status = CheckView(names[i], *views[i]); !status.ok()) return status;
     encoded.payloads[i] = views[i]->data;
-    encoded.payload_bytes[i] = views[i]->size_bytes();
+    encoded.payload_bytes[i] = views[i]->region == nullptr ? views[i]->size_bytes() : 0;
     is_large = is_large || encoded.payload_bytes[i] > left;
     if (!is_large) left -= encoded.payload_bytes[i];
   }
   const v1::ComputeHeader header = HeaderOf(request);
   encoded.is_stream = request.transport == Transport::kStream ||
-                      (request.transport == Transport::kAuto && is_large);
-  if (request.transport != Transport::kUnary) {
+                      (request.transport == Transport::kAuto && is_large && !NamesRegions(request));
+  const bool may_stream = request.transport == Transport::kAuto || encoded.is_stream;
+  if (may_stream && !NamesRegions(request)) {
     const std::string bytes = header.SerializeAsString();
     encoded.stream_header =
         LengthDelimitedTag(v1::ComputeStreamRequest::kHeaderFieldNumber, bytes.size()) + bytes;

@@ -22,6 +22,9 @@ namespace attnd::client {
 // Protobuf's own limit, which every reader of the message shares.
 inline constexpr int64_t kMaxMessageBytes = (int64_t{1} << 31) - 1;
 
+// Whether a tensor or an output of it lies in a region.
+bool NamesRegions(const AttentionRequest& request);
+
 // A ComputeRequest in pieces, in order. Views lie in memory that is not owned; frames are the bytes
 // in front of each: the header with Q's tag and length, then K's, then V's.
 struct EncodedRequest {
@@ -37,8 +40,12 @@ struct EncodedRequest {
   int64_t size_bytes() const;
 };
 
-// INVALID_ARGUMENT naming the field: data null, an extent negative, a message over
-// kMaxMessageBytes that is not to be a stream. The server checks everything else.
+// What Encode says of the tensors alone.
+absl::Status CheckTensors(const AttentionRequest& request);
+
+// INVALID_ARGUMENT naming the field: data null or not in its region, an extent negative, a message
+// over kMaxMessageBytes that is not to be a stream, a region where the transport has none. The
+// server checks everything else.
 absl::StatusOr<EncodedRequest> Encode(const AttentionRequest& request);
 
 // The message over the payloads' own memory, uncopied. gRPC may read them until every copy of
@@ -59,9 +66,15 @@ struct ExpectedAnswer {
   DType dtype;
   std::vector<int64_t> shape;
   bool want_lse;
+  bool o_has_place;  // and so does not come with the answer
+  bool lse_has_place;
 
   explicit ExpectedAnswer(const AttentionRequest& request)
-      : dtype(request.q.dtype), shape(request.q.shape), want_lse(request.want_lse) {}
+      : dtype(request.q.dtype),
+        shape(request.q.shape),
+        want_lse(request.want_lse),
+        o_has_place(request.o_place.has_value()),
+        lse_has_place(request.lse_place.has_value()) {}
 };
 
 // Reads a ComputeResponse, each payload copied once. INTERNAL if it is not one, or is not the

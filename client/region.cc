@@ -178,6 +178,24 @@ absl::StatusOr<std::unique_ptr<LocalRegion>> LocalRegion::Create(
   return region;
 }
 
+absl::StatusOr<unsigned char*> LocalRegion::Allocate(int64_t size_bytes) {
+  const auto all_bytes = static_cast<int64_t>(bytes_.size());
+  if (size_bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("size_bytes is ", size_bytes, ", must be >= 0"));
+  }
+  int64_t begin = allocated_bytes_.load();
+  do {
+    if (size_bytes > all_bytes - begin) {
+      return absl::ResourceExhaustedError(absl::StrCat("the region has ", all_bytes - begin, " of ",
+                                                       all_bytes, " bytes left, asked for ",
+                                                       size_bytes));
+    }
+    // Rounded up; all_bytes is whole pages, so that it is not passed.
+  } while (!allocated_bytes_.compare_exchange_weak(
+      begin, begin + (size_bytes + kRegionAlignment - 1) / kRegionAlignment * kRegionAlignment));
+  return bytes_.data() + begin;
+}
+
 LocalRegion::~LocalRegion() { munmap(bytes_.data(), bytes_.size()); }
 
 bool LocalRegion::connected() const {

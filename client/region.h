@@ -3,6 +3,7 @@
 #define ATTND_CLIENT_REGION_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,6 +26,8 @@ struct LocalRegionOptions {
   absl::Duration timeout = absl::Seconds(10);
 };
 
+inline constexpr int64_t kRegionAlignment = 256;  // of what Allocate gives
+
 // Zeroed memory, shared with one server: both read and write it. Put tensors there, name them in a
 // call by handle and offset, and leave them alone until the call has ended. It ends with this
 // object: calls that use it then still finish at the server, new ones are refused. If the server
@@ -44,6 +47,11 @@ class LocalRegion {
   // Aligned to a page.
   absl::Span<unsigned char> bytes() const { return bytes_; }
   const std::array<unsigned char, 16>& handle() const { return handle_; }
+  // The next bytes that Allocate has not given yet, aligned to kRegionAlignment; they are never
+  // given back. RESOURCE_EXHAUSTED if there are not so many, INVALID_ARGUMENT if there are less
+  // than 0. Thread-safe.
+  absl::StatusOr<unsigned char*> Allocate(int64_t size_bytes);
+
   // False once the server has ended the connection: the handle is worth nothing then.
   bool connected() const;
 
@@ -54,6 +62,7 @@ class LocalRegion {
   const regions::UniqueFd socket_;
   const absl::Span<unsigned char> bytes_;
   std::array<unsigned char, 16> handle_ = {};
+  std::atomic<int64_t> allocated_bytes_{0};
 };
 
 }  // namespace attnd

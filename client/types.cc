@@ -1,5 +1,7 @@
 #include <limits>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "client/client.h"
 
 namespace attnd {
@@ -26,6 +28,8 @@ const char* TransportName(Transport transport) {
       return "unary";
     case Transport::kStream:
       return "stream";
+    case Transport::kRegion:
+      return "region";
   }
   return "?";
 }
@@ -38,6 +42,20 @@ int64_t TensorView::size_bytes() const {
     overflow = overflow || __builtin_mul_overflow(bytes, extent, &bytes);
   }
   return overflow ? std::numeric_limits<int64_t>::max() : bytes;
+}
+
+absl::StatusOr<RegionTensor> NewTensor(LocalRegion& region, DType dtype,
+                                       std::vector<int64_t> shape) {
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    if (shape[axis] >= 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("shape[", axis, "] is ", shape[axis], ", must be >= 0"));
+  }
+  RegionTensor tensor = {dtype, std::move(shape), nullptr, &region};
+  const absl::StatusOr<unsigned char*> data = region.Allocate(tensor.input().size_bytes());
+  if (!data.ok()) return data.status();
+  tensor.data = *data;
+  return tensor;
 }
 
 }  // namespace attnd

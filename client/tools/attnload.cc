@@ -16,24 +16,28 @@ namespace {
 std::atomic<bool> stopped{false};
 
 std::vector<Flag> LoadFlags() {
-  return {{"server", "HOST:PORT", absl::StrCat("default ", kDefaultServer, "; or unix:/path")},
-          {"concurrency", "N", "callers, each with one call at a time; default 4"},
-          {"duration", "TIME", "10 or 10s (default), 500ms, 2m"},
-          {"warmup", "TIME", "before that, not counted; default 1s"},
-          {"batch", "N", "default 1"},
-          {"q_heads", "N", "default 8"},
-          {"kv_heads", "N", "default as q_heads"},
-          {"q_len", "N", "default 512"},
-          {"kv_len", "N", "default as q_len"},
-          {"head_dim", "N", "default 64"},
-          {"dtype", "DTYPE", "float32, float16 (default) or bfloat16"},
-          {"causal", "ALIGNMENT", "bottom-right, top-left or none (default)"},
-          {"seed", "N", "of the random inputs; default 1"},
-          {"transport", "HOW", "unary, stream or auto (default): a stream for more than 64 MiB"},
-          {"timeout_ms", "MS", "of each call; default none"},
-          {"max_tries", "N", "of each call; default 4"},
-          {"verify", "SHARE", "of the answers to check against fp64, 0 (default) to 1"},
-          {"json", "", "print one JSON object"}};
+  return {
+      {"server", "HOST:PORT", absl::StrCat("default ", kDefaultServer, "; or unix:/path")},
+      {"concurrency", "N", "callers, each with one call at a time; default 4"},
+      {"duration", "TIME", "10 or 10s (default), 500ms, 2m"},
+      {"warmup", "TIME", "before that, not counted; default 1s"},
+      {"batch", "N", "default 1"},
+      {"q_heads", "N", "default 8"},
+      {"kv_heads", "N", "default as q_heads"},
+      {"q_len", "N", "default 512"},
+      {"kv_len", "N", "default as q_len"},
+      {"head_dim", "N", "default 64"},
+      {"dtype", "DTYPE", "float32, float16 (default) or bfloat16"},
+      {"causal", "ALIGNMENT", "bottom-right, top-left or none (default)"},
+      {"seed", "N", "of the random inputs; default 1"},
+      {"transport", "HOW",
+       "unary, stream, region (shared memory, on one host) or auto (default): the best that the "
+       "size and the server allow"},
+      {"local_socket", "PATH", "the server's --local_socket; none: no shared memory"},
+      {"timeout_ms", "MS", "of each call; default none"},
+      {"max_tries", "N", "of each call; default 4"},
+      {"verify", "SHARE", "of the answers to check against fp64, 0 (default) to 1"},
+      {"json", "", "print one JSON object"}};
 }
 
 absl::Status ReadNames(const Args& args, LoadOptions* options) {
@@ -64,6 +68,7 @@ absl::Status ReadOptions(const Args& args, LoadOptions* options, ClientOptions* 
   constexpr int64_t kMost = int64_t{1} << 31;
   absl::Status status = ReadNames(args, options);
   status.Update(ReadTransport(args, &options->transport));
+  status.Update(args.Read("local_socket", &client->local_socket));
   status.Update(args.Read("concurrency", 1, 4096, &options->concurrency));
   status.Update(args.Read("duration", &options->duration));
   status.Update(args.Read("warmup", &options->warmup));

@@ -177,26 +177,30 @@ int Fail(const absl::Status& status, const std::string& server, int exit_code = 
 }  // namespace
 
 std::vector<Flag> RunFlags() {
-  return {{"server", "HOST:PORT", absl::StrCat("default ", kDefaultServer, "; or unix:/path")},
-          {"q", "FILE", "file.npy or file.safetensors:name; float32, float16, bfloat16"},
-          {"k", "FILE", ""},
-          {"v", "FILE", ""},
-          {"layout", "LAYOUT", "bhsd (default), bshd or thd"},
-          {"cu_seqlens_q", "LIST", "thd: 0,5,9 or a file of whole numbers"},
-          {"cu_seqlens_kv", "LIST", ""},
-          {"causal", "ALIGNMENT", "bottom-right, top-left or none (default)"},
-          {"window", "L,R", "keys left and right, inclusive; a side may be empty or -"},
-          {"scale", "S", "default 1/sqrt(head_dim)"},
-          {"softcap", "C", "default 0, off"},
-          {"alibi", "FILE", "one slope per query head"},
-          {"priority", "N", "1 (highest) to 9; 0, the default, counts as 5"},
-          {"timeout_ms", "MS", "default none"},
-          {"transport", "HOW", "unary, stream or auto (default): a stream for more than 64 MiB"},
-          {"request_id", "ID", "for the server's log"},
-          {"out", "FILE", "where O goes, as .npy (bfloat16 as float32)"},
-          {"lse", "FILE", "asks for LSE; where it goes, as .npy"},
-          {"verify", "", "compute the answer in fp64 here; fail if the error passes its bound"},
-          {"json", "", "print one JSON object"}};
+  return {
+      {"server", "HOST:PORT", absl::StrCat("default ", kDefaultServer, "; or unix:/path")},
+      {"q", "FILE", "file.npy or file.safetensors:name; float32, float16, bfloat16"},
+      {"k", "FILE", ""},
+      {"v", "FILE", ""},
+      {"layout", "LAYOUT", "bhsd (default), bshd or thd"},
+      {"cu_seqlens_q", "LIST", "thd: 0,5,9 or a file of whole numbers"},
+      {"cu_seqlens_kv", "LIST", ""},
+      {"causal", "ALIGNMENT", "bottom-right, top-left or none (default)"},
+      {"window", "L,R", "keys left and right, inclusive; a side may be empty or -"},
+      {"scale", "S", "default 1/sqrt(head_dim)"},
+      {"softcap", "C", "default 0, off"},
+      {"alibi", "FILE", "one slope per query head"},
+      {"priority", "N", "1 (highest) to 9; 0, the default, counts as 5"},
+      {"timeout_ms", "MS", "default none"},
+      {"transport", "HOW",
+       "unary, stream, region (shared memory, on one host) or auto (default): the best that the "
+       "size and the server allow"},
+      {"local_socket", "PATH", "the server's --local_socket; none: no shared memory"},
+      {"request_id", "ID", "for the server's log"},
+      {"out", "FILE", "where O goes, as .npy (bfloat16 as float32)"},
+      {"lse", "FILE", "asks for LSE; where it goes, as .npy"},
+      {"verify", "", "compute the answer in fp64 here; fail if the error passes its bound"},
+      {"json", "", "print one JSON object"}};
 }
 
 int Run(const Args& args) {
@@ -206,7 +210,9 @@ int Run(const Args& args) {
     return Fail(status, server, kUsage);
   }
   if (absl::Status status = ReadFiles(args, &problem); !status.ok()) return Fail(status, server);
-  const auto client = Client::Connect(server);
+  ClientOptions client_options;
+  client_options.local_socket = args.Get("local_socket").value_or("");
+  const auto client = Client::Connect(server, client_options);
   if (!client.ok()) return Fail(client.status(), server, kUsage);
   const auto result = (*client)->Attention(problem.request);
   if (!result.ok()) return Fail(result.status(), server);

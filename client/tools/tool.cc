@@ -20,13 +20,14 @@ std::string Explain(const absl::Status& status, const std::string& server) {
 absl::Status ReadTransport(const Args& args, Transport* transport) {
   const auto name = args.Get("transport");
   if (!name) return absl::OkStatus();
-  for (Transport candidate : {Transport::kAuto, Transport::kUnary, Transport::kStream}) {
+  for (Transport candidate :
+       {Transport::kAuto, Transport::kUnary, Transport::kStream, Transport::kRegion}) {
     if (*name != TransportName(candidate)) continue;
     *transport = candidate;
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("--transport is \"", *name, "\", must be unary, stream or auto"));
+      absl::StrCat("--transport is \"", *name, "\", must be unary, stream, region or auto"));
 }
 
 void TuneMalloc() {
