@@ -4,11 +4,10 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 
 import pytest
 
-KERNEL_BENCH = pathlib.Path(os.environ["ATTND_BIN_DIR"]) / "kernel_bench"
+import bench_program
 
 KEYS = ["backend", "kernel", "dtype", "mask", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim",
         "median_us", "tflops", "rel_error", "peak_rss_mb"]
@@ -20,7 +19,7 @@ QUICK = ["--rounds=2", "--min_time_ms=0"]
 
 
 def bench(*arguments):
-    return subprocess.run([KERNEL_BENCH, *arguments], capture_output=True, text=True, timeout=120)
+    return bench_program.run("kernel_bench", *arguments)
 
 
 def rows(*arguments):

@@ -1,13 +1,10 @@
 """service_bench as people and programs call it: whether it measures, not what."""
 
 import json
-import os
-import pathlib
-import subprocess
 
 import pytest
 
-SERVICE_BENCH = pathlib.Path(os.environ["ATTND_BIN_DIR"]) / "service_bench"
+import bench_program
 
 KEYS = ["transport", "bytes", "median_us", "run_us", "gb_per_s", "ratio_to_proto_echo", "ratio_to_socket", "ratio_to_memcpy",
         "server_peak_rss_over_payload"]
@@ -15,7 +12,7 @@ BASELINES = ["proto_echo", "socket", "memcpy"]
 
 
 def bench(*arguments):
-    return subprocess.run([SERVICE_BENCH, *arguments], capture_output=True, text=True, timeout=120)
+    return bench_program.run("service_bench", *arguments)
 
 
 @pytest.fixture(scope="module")
