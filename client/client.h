@@ -46,7 +46,9 @@ enum class Causal { kNone, kTopLeft, kBottomRight };
 enum class Transport { kAuto, kUnary, kStream, kRegion };
 
 inline constexpr int64_t kStreamFromBytes = int64_t{64} << 20;
-inline constexpr int64_t kRegionFromBytes = int64_t{256} << 10;
+// Measured, copies included: from 64 KiB on a region is 1.5 to 1.8 times as fast as a message,
+// below 16 KiB it gains nothing.
+inline constexpr int64_t kRegionFromBytes = int64_t{64} << 10;
 
 int64_t SizeBytes(DType dtype);
 const char* DTypeName(DType dtype);              // "float32", "float16", "bfloat16"

@@ -18,7 +18,7 @@ constexpr std::chrono::seconds kRefusalHolds(10);
 constexpr absl::Duration kMaxSetUp = absl::Seconds(2);
 // A kept region serves calls of this part of its size, so that small ones do not hold large ones.
 constexpr int64_t kLeastShare = 8;
-constexpr int64_t kMinRegionBytes = int64_t{4} << 20;
+constexpr int64_t kMinRegionBytes = int64_t{1} << 20;
 
 int64_t SizeOf(const LocalRegion& region) { return static_cast<int64_t>(region.bytes().size()); }
 

@@ -20,13 +20,17 @@ namespace {
 
 constexpr std::chrono::seconds kStartTimeout(30);
 
-std::vector<std::string> ServerCommand(Peer peer, const std::string& port_file) {
+std::string SideSocket(const std::string& directory) { return directory + "/side.sock"; }
+
+std::vector<std::string> ServerCommand(Peer peer, const std::string& directory,
+                                       const std::string& port_file) {
   if (peer != Peer::kAttnd) return {ProgramDirectory() + "/echo_bench_server", port_file};
   // 256 MB of Q and its header are a little more than the default limit.
   return {ProgramDirectory() + "/attnd",
           "--listen=127.0.0.1:0",
           "--http_listen=",
           absl::StrCat("--port_file=", port_file),
+          absl::StrCat("--local_socket=", SideSocket(directory)),
           "--log_level=error",
           absl::StrCat("--max_unary_bytes=", int64_t{260} << 20)};
 }
@@ -111,7 +115,7 @@ absl::StatusOr<std::unique_ptr<ServerProcess>> ServerProcess::Start(Peer peer) {
   }
   std::unique_ptr<ServerProcess> server(new ServerProcess(pattern));
   const std::string port_file = pattern + "/ports";
-  auto process = ChildProcess::Start(ServerCommand(peer, port_file));
+  auto process = ChildProcess::Start(ServerCommand(peer, pattern, port_file));
   if (!process.ok()) return process.status();
   server->process_ = *std::move(process);
   const auto deadline = std::chrono::steady_clock::now() + kStartTimeout;
@@ -136,7 +140,8 @@ ServerProcess::~ServerProcess() {
 std::string ServerProcess::Address(Peer peer) const {
   // The echo server's lines: synchronous, callback, socket.
   const size_t line = peer == Peer::kCallbackEcho ? 1 : peer == Peer::kSocket ? 2 : 0;
-  return absl::StrCat("127.0.0.1:", ports_.at(line));
+  const std::string address = absl::StrCat("127.0.0.1:", ports_.at(line));
+  return peer == Peer::kAttnd ? absl::StrCat(address, ",", SideSocket(directory_)) : address;
 }
 
 }  // namespace attnd::bench

@@ -50,6 +50,7 @@ class ServerProcess {
   static absl::StatusOr<std::unique_ptr<ServerProcess>> Start(Peer peer);
   ~ServerProcess();
 
+  // host:port; of attnd followed by a comma and its side socket's path.
   std::string Address(Peer peer) const;
   const ChildProcess& process() const { return *process_; }
 

@@ -15,6 +15,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "client/client.h"
 #include "kernels/sync.h"
 #include "tests/bench/echo.grpc.pb.h"
@@ -46,11 +47,19 @@ struct Problem {
   AttentionRequest request;
 };
 
+// `address` as ServerProcess::Address has it.
+absl::StatusOr<std::unique_ptr<Client>> ConnectToAttnd(const std::string& address) {
+  ClientOptions options;
+  const std::vector<std::string> parts = absl::StrSplit(address, ',');
+  options.local_socket = parts.size() == 2 ? parts[1] : kNoLocalSocket;
+  return Client::Connect(parts[0], options);
+}
+
 template <attnd::Transport kHow>
 class AttndTransport : public Transport {
  public:
   static absl::StatusOr<std::unique_ptr<Transport>> Connect(const std::string& address) {
-    auto client = Client::Connect(address);
+    auto client = ConnectToAttnd(address);
     if (!client.ok()) return client.status();
     return std::unique_ptr<Transport>(std::make_unique<AttndTransport>(*std::move(client)));
   }
@@ -78,6 +87,57 @@ class AttndTransport : public Transport {
  private:
   std::unique_ptr<Problem> problem_;
   const std::unique_ptr<Client> client_;
+};
+
+// Q and O stay in one region, where the caller works on them.
+class RegionTransport : public Transport {
+ public:
+  static absl::StatusOr<std::unique_ptr<Transport>> Connect(const std::string& address) {
+    auto client = ConnectToAttnd(address);
+    if (!client.ok()) return client.status();
+    return std::unique_ptr<Transport>(std::make_unique<RegionTransport>(*std::move(client)));
+  }
+
+  explicit RegionTransport(std::unique_ptr<Client> client) : client_(std::move(client)) {}
+
+  void Prepare(int64_t bytes) override { ready_ = Fill(bytes); }
+
+  absl::Status Call(double* run_us) override {
+    if (!ready_.ok()) return ready_;
+    const auto result = client_->Attention(request_);
+    if (result.ok()) *run_us = static_cast<double>(result->timing.run_us);
+    return result.status();
+  }
+
+  void StartCall(Done done) override {
+    client_->AttentionAsync(
+        request_,
+        [done = std::move(done)](const absl::StatusOr<AttentionResult>& r) { done(r.status()); });
+  }
+
+ private:
+  absl::Status Fill(int64_t bytes) {
+    const Problem problem(bytes);
+    region_.reset();
+    auto region = client_->NewRegion(2 * bytes + (1 << 20), absl::Seconds(30));
+    if (!region.ok()) return region.status();
+    region_ = *std::move(region);
+    request_ = problem.request;
+    for (TensorView* view : {&request_.q, &request_.k, &request_.v}) {
+      const auto tensor = NewTensor(*region_, view->dtype, view->shape);
+      if (!tensor.ok()) return tensor.status();
+      std::memcpy(tensor->data, view->data, static_cast<size_t>(view->size_bytes()));
+      *view = tensor->input();
+    }
+    const auto o = NewTensor(*region_, request_.q.dtype, request_.q.shape);
+    if (o.ok()) request_.o_place = o->output();
+    return o.status();
+  }
+
+  const std::unique_ptr<Client> client_;
+  std::unique_ptr<LocalRegion> region_;
+  AttentionRequest request_;
+  absl::Status ready_;
 };
 
 absl::Status ToAbsl(const grpc::Status& status) {
@@ -243,6 +303,9 @@ const std::vector<TransportEntry>& Transports() {
   static const std::vector<TransportEntry> entries = {
       {"unary", Peer::kAttnd, true, true, &AttndTransport<attnd::Transport::kUnary>::Connect},
       {"stream", Peer::kAttnd, true, true, &AttndTransport<attnd::Transport::kStream>::Connect},
+      {"region", Peer::kAttnd, true, true, &RegionTransport::Connect},
+      {"region_copied", Peer::kAttnd, true, true,
+       &AttndTransport<attnd::Transport::kRegion>::Connect},
       {"proto_echo", Peer::kSyncEcho, true, false, &EchoTransport::Connect},
       {"socket", Peer::kSocket, true, false, &SocketTransport::Connect},
       {"memcpy", Peer::kNone, true, false, &MemcpyTransport::Connect},
@@ -262,7 +325,8 @@ absl::StatusOr<double> SmallBesideBulkUs(const std::string& address, int64_t bul
                                          bool one_channel, absl::Duration duration) {
   ClientOptions options;
   if (one_channel) options.bulk_bytes = INT64_MAX;
-  auto connected = Client::Connect(address, options);
+  options.local_socket = kNoLocalSocket;  // the bytes are to go over the connections
+  auto connected = Client::Connect(address.substr(0, address.find(',')), options);
   if (!connected.ok()) return connected.status();
   const std::unique_ptr<Client> client = *std::move(connected);
   const Problem small(kSmallBytes);

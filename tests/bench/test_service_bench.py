@@ -24,7 +24,7 @@ def report():
 
 def test_every_transport_has_a_row_of_every_size(report):
     names = {row["transport"] for row in report["transports"]}
-    assert names == {"unary", "stream", *BASELINES}
+    assert names == {"unary", "stream", "region", "region_copied", *BASELINES}
     assert len(report["transports"]) == 2 * len(names)
     assert {row["bytes"] for row in report["transports"]} == {65536, 1048576}
 
