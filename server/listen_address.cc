@@ -81,7 +81,10 @@ absl::Status PrepareUnixPath(const std::string& path) {
   const int rc = connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   const int error = errno;
   close(fd);
-  if (rc == 0) return absl::UnavailableError(absl::StrCat("a server already listens on ", path));
+  // EPROTOTYPE: with a socket of packets, as the side socket is.
+  if (rc == 0 || error == EPROTOTYPE) {
+    return absl::UnavailableError(absl::StrCat("a server already listens on ", path));
+  }
   if (error != ECONNREFUSED) {
     return absl::UnavailableError(absl::StrCat(path, " is taken: ", std::strerror(error)));
   }

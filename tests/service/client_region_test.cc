@@ -286,6 +286,19 @@ TEST_F(ClientRegionTest, ACallThatFailedTakesItsRegionAlong) {
   EXPECT_TRUE(HoldsRegions(1));
 }
 
+TEST_F(ClientRegionTest, S40AServerEndsWithRegionsOpenAndTheyAreTold) {
+  const auto client = NewClient();
+  const auto region = client->NewRegion(1 << 20, absl::Seconds(10));
+  ASSERT_TRUE(region.ok()) << region.status();
+  ASSERT_TRUE(client->Attention(Problem(kLargeRows).request).ok());
+  EXPECT_TRUE((*region)->connected());
+  server_.Destroy();
+  EXPECT_FALSE((*region)->connected());
+  Problem problem(kLargeRows, Transport::kRegion);
+  problem.request.timeout = absl::Seconds(1);
+  EXPECT_FALSE(client->Attention(problem.request).ok());
+}
+
 TEST(ClientRegionRestart, AServerStartedAnewIsFoundAgain) {
   const SocketFolder folder;
   server::ServerOptions options = TestOptions();
