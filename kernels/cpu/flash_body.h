@@ -39,15 +39,13 @@ struct Scratch {
   float* k;       // [kKvTile][kv_row_elems]
   float* v;       // likewise
   float* scores;  // [kKvTile][kBlockRows]
-  float* row;     // [kv_row_elems], a row on its way in or out
   float* max;     // [kQTile] running maximum of the scores
   float* sum;     // [kQTile] running sum of exp(score - max)
   int64_t kv_row_elems;
 };
 
 ATTND_CPU_INLINE int64_t ScratchElems(int64_t row_elems) {
-  return 2 * kQTile * row_elems + 2 * kKvTile * row_elems + kKvTile * kBlockRows + row_elems +
-         2 * kQTile;
+  return 2 * kQTile * row_elems + 2 * kKvTile * row_elems + kKvTile * kBlockRows + 2 * kQTile;
 }
 
 ATTND_CPU_INLINE Scratch MakeScratch(void* memory, int64_t head_dim) {
@@ -58,8 +56,7 @@ ATTND_CPU_INLINE Scratch MakeScratch(void* memory, int64_t head_dim) {
   s.k = s.o + kQTile * row_elems;
   s.v = s.k + kKvTile * row_elems;
   s.scores = s.v + kKvTile * row_elems;
-  s.row = s.scores + kKvTile * kBlockRows;
-  s.max = s.row + row_elems;
+  s.max = s.scores + kKvTile * kBlockRows;
   s.sum = s.max + kQTile;
   return s;
 }
@@ -222,39 +219,32 @@ ATTND_CPU_INLINE void AddValues(const FlashTile& tile, const Scratch& s, float* 
 
 // The rows' answers: O / sum and max + ln(sum); 0 and -inf for a row that nothing was left for.
 void FinishBlock(const FlashTile& tile, const Scratch& s, int64_t block_row, int64_t rows) {
-  float* o = s.o + block_row * s.kv_row_elems;
+  const float* o = s.o + block_row * s.kv_row_elems;
   for (int r = 0; r < kRowVectors; ++r) {
     const F32 sum = LoadVector<F32>(s.sum + block_row + r * kLanes);
-    for (int64_t column = 0; column < tile.head_dim; ++column) {
-      float* at = o + column * kBlockRows + r * kLanes;
-      StoreVector(at, sum == 0.0f ? F32{} : LoadVector<F32>(at) / sum);
-    }
+    // O is 0 where nothing was summed. One division a row: they cost more than all else of a row
+    // that sees few keys.
+    const F32 factor = sum == 0.0f ? F32{} : 1.0f / sum;
+    StoreLanes(tile.element, o + r * kLanes, kBlockRows, factor, rows - r * kLanes, tile.head_dim,
+               tile.o + (block_row + r * kLanes) * tile.o_row_stride_bytes,
+               tile.o_row_stride_bytes);
   }
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t column = 0; column < tile.head_dim; ++column) {
-      s.row[column] = o[column * kBlockRows + row];
-    }
-    const int64_t tile_row = block_row + row;
-    StoreRow(tile.element, s.row, tile.head_dim, tile.o + tile_row * tile.o_row_stride_bytes);
-    if (tile.lse != nullptr) {
-      const float sum = s.sum[tile_row];
-      tile.lse[tile_row] =
-          sum == 0.0f
-              ? -kInfinity
-              : static_cast<float>(static_cast<double>(s.max[tile_row]) + __builtin_log(sum));
-    }
+  if (tile.lse == nullptr) return;
+  for (int64_t row = block_row; row < block_row + rows; ++row) {
+    const float sum = s.sum[row];
+    tile.lse[row] = sum == 0.0f
+                        ? -kInfinity
+                        : static_cast<float>(static_cast<double>(s.max[row]) + __builtin_log(sum));
   }
 }
 
 void LoadQueries(const FlashTile& tile, const Scratch& s, int64_t padded_rows) {
-  for (int64_t row = 0; row < padded_rows; ++row) {
+  for (int64_t row = 0; row < padded_rows; row += kLanes) {
     float* q = s.q + row / kBlockRows * kBlockRows * s.kv_row_elems + row % kBlockRows;
-    if (row < tile.rows) {
-      LoadRow(tile.element, tile.q + row * tile.q_row_stride_bytes, tile.head_dim, s.row);
-    }
-    for (int64_t column = 0; column < tile.head_dim; ++column) {
-      q[column * kBlockRows] = row < tile.rows ? s.row[column] : 0.0f;
-    }
+    LoadLanes(tile.element, tile.q + row * tile.q_row_stride_bytes, tile.q_row_stride_bytes,
+              tile.rows - row, tile.head_dim, q, kBlockRows);
+  }
+  for (int64_t row = 0; row < padded_rows; ++row) {
     s.max[row] = -kInfinity;
     s.sum[row] = 0;
   }

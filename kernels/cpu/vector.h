@@ -7,6 +7,7 @@
 #define ATTND_KERNELS_CPU_VECTOR_H_
 
 #include <cstdint>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -62,6 +63,27 @@ ATTND_CPU_INLINE F32 Abs(F32 x) { return FromBits(Bits(x) & 0x7fffffffu); }
 
 // The larger one; b where either is a NaN.
 ATTND_CPU_INLINE F32 Max(F32 a, F32 b) { return a > b ? a : b; }
+
+// Lanes whose number has the bit `step` come from b, the others from a: rows' 2 x 2 blocks of
+// `step` lanes, transposed; the upper row, then the lower one.
+template <int step, int... lane>
+ATTND_CPU_INLINE void SwapBlocks(F32& a, F32& b, std::integer_sequence<int, lane...>) {
+  const F32 upper =
+      __builtin_shufflevector(a, b, ((lane & step) != 0 ? kLanes + lane - step : lane)...);
+  b = __builtin_shufflevector(a, b, ((lane & step) != 0 ? kLanes + lane : lane + step)...);
+  a = upper;
+}
+
+// rows[i][j] becomes rows[j][i].
+template <int step = 1>
+ATTND_CPU_INLINE void Transpose(F32 (&rows)[kLanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if ((i & step) != 0) continue;
+    SwapBlocks<step>(rows[i], rows[i + step], std::make_integer_sequence<int, kLanes>());
+  }
+  if constexpr (2 * step < kLanes) Transpose<2 * step>(rows);
+}
 
 // a * b + c. Fused wherever the instruction set can, always or never for one translation unit: the
 // units are compiled with -ffp-contract=off, so that no compiler decides.
