@@ -105,7 +105,8 @@ class ComputeCall::UnaryTry final : public Try, public grpc::ClientUnaryReactor 
   grpc::ByteBuffer answer_;
 };
 
-// Writes and reads go on side by side, one of each at a time.
+// Writes and reads go on side by side, one of each at a time; a message is copied to its place
+// while the next one is read. Who reads while another thread copies leaves the message to it.
 class ComputeCall::StreamTry final
     : public Try,
       public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
@@ -147,12 +148,15 @@ class ComputeCall::StreamTry final
 
   void OnReadDone(bool ok) override {
     AcquireFromGrpc(&incoming_);
-    if (ok) broken_ = answer_->Add(call().expected_, std::move(incoming_));
-    incoming_.Clear();
-    const bool goes_on = ok && broken_.ok();
-    ReleaseToGrpc(&incoming_);
-    if (goes_on) return StartRead(&incoming_);
-    if (ok) context().TryCancel();
+    if (!ok) return ReleaseToGrpc(&incoming_);  // the status says why, or all is there
+    {
+      MutexLock lock(copying_mutex_);
+      left_ = copying_;
+      if (std::exchange(copying_, true)) return ReleaseToGrpc(&incoming_);
+    }
+    do {
+      if (!CopyWhileReading()) return;
+    } while (TakeLeft());
   }
 
   void OnDone(const grpc::Status& status) override {
@@ -166,6 +170,25 @@ class ComputeCall::StreamTry final
   Answer TakeAnswer() override { return {{}, std::move(answer_)}; }
 
  private:
+  // Takes what is in incoming_, has the next message read, and copies. False if it is wrong: no
+  // more is read.
+  bool CopyWhileReading() {
+    AcquireFromGrpc(&incoming_);
+    grpc::ByteBuffer message = std::move(incoming_);
+    incoming_.Clear();
+    ReleaseToGrpc(&incoming_);
+    if (!broken_.ok()) return false;
+    StartRead(&incoming_);
+    broken_ = answer_->Add(call().expected_, std::move(message));
+    if (!broken_.ok()) context().TryCancel();
+    return true;
+  }
+  // Whether a message was left while this thread copied; else it copies no more.
+  bool TakeLeft() {
+    MutexLock lock(copying_mutex_);
+    copying_ = left_;
+    return std::exchange(left_, false);
+  }
   // To the next byte that is to be sent.
   void SkipEmpty() {
     while (operand_ < 3 && offset_bytes_ == call().request_.payload_bytes[operand_]) {
@@ -184,8 +207,12 @@ class ComputeCall::StreamTry final
   int operand_ = 0;  // of the next chunk; 3: none
   int64_t offset_bytes_ = 0;
   grpc::ByteBuffer incoming_;
+  // Of the thread that copies, and then of OnDone.
   std::shared_ptr<StreamedAnswer> answer_;
   absl::Status broken_;
+  Mutex copying_mutex_;
+  bool copying_ ABSL_GUARDED_BY(copying_mutex_) = false;
+  bool left_ ABSL_GUARDED_BY(copying_mutex_) = false;  // a message in incoming_
 };
 
 ComputeCall::ComputeCall(std::shared_ptr<Core> core, EncodedRequest request,
@@ -252,7 +279,7 @@ void ComputeCall::OnTryDone(std::unique_ptr<Try> done, const absl::Status& statu
     request_.is_stream = true;
     return StartTry();
   }
-  if (!wait) return Finish(status, std::move(answer));
+  if (!wait) return Finish(status, std::move(answer), true);
   core_->loop.PostAt(steady_clock::now() + absl::ToChronoNanoseconds(*wait),
                      [call = shared_from_this()] { call->StartTry(); });
 }
@@ -304,7 +331,7 @@ void ComputeCall::Cancel() {
   }
 }
 
-void ComputeCall::Finish(absl::Status status, Answer answer) {
+void ComputeCall::Finish(absl::Status status, Answer answer, bool in_reaction) {
   std::shared_ptr<End> end;
   {
     MutexLock lock(mutex_);
@@ -318,6 +345,8 @@ void ComputeCall::Finish(absl::Status status, Answer answer) {
   end->reply.message = std::move(answer.message);
   end->reply.streamed = std::move(answer.streamed);
   end->reply.sent_bytes = request_.size_bytes();
+  // Nobody else has it, and so nobody can take a copy: it goes on this thread.
+  end->reply.may_go_on_here = in_reaction && end.use_count() == 1;
 }  // `end` goes here: the end, unless gRPC still holds a payload
 
 absl::Duration ComputeCall::DeadlineLeft() const {

@@ -52,12 +52,15 @@ struct Reply {
   std::shared_ptr<StreamedAnswer> streamed;  // of a stream
   int64_t sent_bytes = 0;
   int tries = 0;
+  // The sink runs in a reaction of gRPC's, from which calls may be started: what is short may be
+  // done there and then.
+  bool may_go_on_here = false;
 };
 
 // A call's life: a try; if it fails and retry.h allows, a wait on the loop and another try; the
 // outcome; and the end, when gRPC has let go of the payloads of all tries. Only then `sink` gets
 // the reply: exactly once, on whichever thread let go last, which may be deep inside gRPC, so
-// `sink` only hands it on.
+// `sink` only hands it on unless the reply says otherwise.
 class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall> {
  public:
   using Sink = std::function<void(Reply)>;
@@ -98,7 +101,9 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
                                                  absl::StatusCode code) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the server refused the message for good, and a stream may do.
   bool TurnsToStream(const grpc::ClientContext& context, absl::StatusCode code) const;
-  void Finish(absl::Status status, Answer answer) ABSL_LOCKS_EXCLUDED(mutex_);
+  // in_reaction: on a thread of gRPC's, outside of everything else.
+  void Finish(absl::Status status, Answer answer, bool in_reaction = false)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration DeadlineLeft() const;
 
   const std::shared_ptr<Core> core_;

@@ -35,21 +35,41 @@ absl::StatusOr<AttentionResult> Decode(const ExpectedAnswer& expected, Reply rep
   return result;
 }
 
-// Where a synchronous call waits.
+// Up to this size an answer is copied on gRPC's own thread: it lies in this processor's cache, and
+// another thread would wake up tens of microseconds later.
+constexpr size_t kInlineBytes = size_t{2} << 20;
+
+bool IsShort(const Reply& reply) {
+  return reply.may_go_on_here && reply.message.Length() <= kInlineBytes;
+}
+
+// Where a synchronous call waits: for its result, or for what that is to be made of.
 struct Waiter {
   Mutex mutex;
   CondVar done;
   absl::optional<Reply> reply ABSL_GUARDED_BY(mutex);
+  absl::optional<absl::StatusOr<AttentionResult>> result ABSL_GUARDED_BY(mutex);
 
-  void Set(Reply value) {
+  void Take(const ExpectedAnswer& expected, Reply value) {
+    absl::optional<absl::StatusOr<AttentionResult>> decoded;
+    if (IsShort(value)) decoded = Decode(expected, std::move(value));
     MutexLock lock(mutex);
-    reply = std::move(value);
+    if (decoded) {
+      result = std::move(decoded);
+    } else {
+      reply = std::move(value);
+    }
     done.NotifyOne();
   }
-  Reply Wait() {
-    MutexLock lock(mutex);
-    while (!reply) done.Wait(mutex);
-    return std::move(*reply);
+  absl::StatusOr<AttentionResult> Wait(const ExpectedAnswer& expected) {
+    absl::optional<Reply> long_reply;
+    {
+      MutexLock lock(mutex);
+      while (!reply && !result) done.Wait(mutex);
+      if (result) return *std::move(result);
+      long_reply = std::move(reply);
+    }
+    return Decode(expected, *std::move(long_reply));
   }
 };
 
@@ -231,9 +251,11 @@ class ClientImpl : public Client {
     absl::StatusOr<EncodedRequest> encoded = client::Encode(request);
     if (!encoded.ok()) return encoded.status();
     const auto waiter = std::make_shared<Waiter>();
-    ComputeCall::Start(core_, *std::move(encoded), ExpectedAnswer(request), time.left(),
-                       [waiter](Reply reply) { waiter->Set(std::move(reply)); });
-    return Decode(ExpectedAnswer(request), waiter->Wait());
+    const ExpectedAnswer expected(request);
+    ComputeCall::Start(
+        core_, *std::move(encoded), expected, time.left(),
+        [waiter, expected](Reply reply) { waiter->Take(expected, std::move(reply)); });
+    return waiter->Wait(expected);
   }
 
   void Start(const std::shared_ptr<Running>& running) {
@@ -241,8 +263,11 @@ class ClientImpl : public Client {
         running->staged != nullptr ? running->staged->request() : running->request;
     absl::StatusOr<EncodedRequest> encoded = client::Encode(request);
     if (!encoded.ok()) return End(running, encoded.status());
-    // On the loop, for the sink may be called deep inside gRPC.
+    // On the loop, unless there is little to do and the sink is not called deep inside gRPC.
     auto sink = [this, core = core_, running, expected = ExpectedAnswer(request)](Reply reply) {
+      if (running->staged == nullptr && IsShort(reply)) {
+        return Ended(running, Decode(expected, std::move(reply)));
+      }
       const auto held = std::make_shared<Reply>(std::move(reply));
       core->loop.Post(
           [this, running, expected, held] { Ended(running, Decode(expected, std::move(*held))); });
@@ -251,7 +276,7 @@ class ClientImpl : public Client {
                                                running->time.left(), std::move(sink)));
   }
 
-  // On the loop.
+  // On the loop or on a thread of gRPC's.
   void Ended(const std::shared_ptr<Running>& running, absl::StatusOr<AttentionResult> result) {
     if (running->staged != nullptr) {
       running->staged->Finish(result);

@@ -70,10 +70,11 @@ struct TensorView {
   int64_t size_bytes() const;
 };
 
-// A place in a region for an output, which is then not in the result but there. Nobody else may use
-// it until the call has ended.
+// A place for an output, which is then not in the result but there; what is there after a failure
+// is of no use. Nobody else may use it until the call has ended.
 struct OutputView {
   void* data = nullptr;
+  // Where `data` lies, for a server to write there; null: anywhere, for O alone.
   const LocalRegion* region = nullptr;
   std::vector<int64_t> strides_elems{};  // as TensorView's
 };
@@ -229,9 +230,10 @@ class Client {
 
   virtual absl::StatusOr<AttentionResult> Attention(const AttentionRequest& request) = 0;
 
-  // `callback` is called exactly once, on a thread of the client's, errors of the request included;
-  // it must not block, nor destroy the client. The request is copied, the tensors' memory is not:
-  // it must stay until then. The destructor of Client waits for its calls.
+  // `callback` is called exactly once, on a thread of the client's or of gRPC's, several at a time,
+  // errors of the request included; it must not block, nor destroy the client. The request is
+  // copied, the tensors' memory is not: it must stay until then. The destructor of Client waits for
+  // its calls.
   virtual std::shared_ptr<Call> AttentionAsync(const AttentionRequest& request,
                                                Callback callback) = 0;
 

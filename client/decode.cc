@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/wire_format_lite.h"
 #include "grpcpp/support/proto_buffer_reader.h"
+#include "kernels/copy.h"
 
 namespace attnd::client {
 namespace {
@@ -20,20 +22,49 @@ absl::Status Broken(absl::string_view what) {
   return absl::InternalError(absl::StrCat("answer: ", what));
 }
 
-// Copies straight from gRPC's slices to where the bytes stay, without clearing the room first.
-bool ReadBytes(CodedInputStream& in, int64_t message_bytes, std::vector<unsigned char>* bytes) {
+// Where a tensor's bytes go: to memory of the caller's, of as many bytes as the tensor is to have,
+// or into a vector.
+struct Room {
+  unsigned char* own = nullptr;
+  int64_t own_bytes = 0;
+  std::vector<unsigned char>* bytes = nullptr;
+  int64_t came_bytes = 0;
+};
+
+// Bytes that follow what is in a vector are appended, so that no room is cleared before it is
+// written.
+void Place(const unsigned char* from, int64_t count, int64_t at, const Room& room) {
+  if (room.own != nullptr) {
+    const auto size = static_cast<size_t>(count);
+    if (room.own_bytes >= kBeyondCachesBytes) return CopyBeyondCaches(room.own + at, from, size);
+    std::memcpy(room.own + at, from, size);
+    return;
+  }
+  std::vector<unsigned char>& to = *room.bytes;
+  if (static_cast<size_t>(at) > to.size()) to.resize(static_cast<size_t>(at));
+  const int64_t inside = std::min(count, static_cast<int64_t>(to.size()) - at);
+  std::copy_n(from, inside, to.begin() + at);
+  to.insert(to.end(), from + inside, from + count);
+}
+
+// Copies straight from gRPC's slices to where the bytes stay; passes over what has no room there.
+bool ReadBytes(CodedInputStream& in, int64_t message_bytes, Room& room) {
   uint32_t length = 0;
   if (!in.ReadVarint32(&length) || length > message_bytes - in.CurrentPosition()) return false;
-  bytes->clear();
-  bytes->reserve(length);
-  while (bytes->size() < length) {
+  room.came_bytes = length;
+  if (room.own != nullptr && length != room.own_bytes) return in.Skip(static_cast<int>(length));
+  if (room.own == nullptr) {
+    room.bytes->clear();
+    room.bytes->reserve(length);
+  }
+  for (int64_t at = 0; at < length;) {
     const void* data = nullptr;
     int available = 0;
     if (!in.GetDirectBufferPointer(&data, &available)) return false;
-    const int take = static_cast<int>(std::min<size_t>(available, length - bytes->size()));
-    const auto* from = static_cast<const unsigned char*>(data);
-    bytes->insert(bytes->end(), from, from + take);
-    if (!in.Skip(take)) return false;
+    const int64_t take = std::min<int64_t>(available, length - at);
+    Place(static_cast<const unsigned char*>(data), take, at, room);
+    if (!in.Skip(static_cast<int>(take))) return false;
+    at += take;
   }
   return true;
 }
@@ -49,7 +80,7 @@ bool MergeHeader(CodedInputStream& in, v1::ComputeResponseHeader* header) {
 
 // Fields that a newer server adds are passed over.
 bool ReadResponse(CodedInputStream& in, int64_t message_bytes, v1::ComputeResponseHeader* header,
-                  std::vector<unsigned char>* o, std::vector<unsigned char>* lse) {
+                  Room& o, Room& lse) {
   constexpr auto kBytes = WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
   for (;;) {
     const uint32_t tag = in.ReadTag();
@@ -67,6 +98,69 @@ bool ReadResponse(CodedInputStream& in, int64_t message_bytes, v1::ComputeRespon
     }
     if (!good) return false;
   }
+}
+
+}  // namespace
+
+// A message of a stream but for its header and its data: where those bytes lie in it.
+struct StreamedAnswer::ScannedPart {
+  bool has_header = false;
+  int operand = v1::OPERAND_UNSPECIFIED;
+  int64_t offset_bytes = 0;
+  int64_t data_at = 0;
+  int64_t data_bytes = 0;
+};
+
+namespace {
+
+bool ScanChunk(CodedInputStream& in, int64_t message_bytes, StreamedAnswer::ScannedPart* part) {
+  constexpr auto kVarint = WireFormatLite::WIRETYPE_VARINT;
+  constexpr auto kBytes = WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
+  uint32_t length = 0;
+  if (!in.ReadVarint32(&length) || length > message_bytes - in.CurrentPosition()) return false;
+  const CodedInputStream::Limit limit = in.PushLimit(static_cast<int>(length));
+  while (const uint32_t tag = in.ReadTag()) {
+    uint64_t number = 0;
+    if (tag == WireFormatLite::MakeTag(v1::Chunk::kOperandFieldNumber, kVarint)) {
+      if (!in.ReadVarint64(&number)) return false;
+      part->operand = static_cast<int>(number);
+    } else if (tag == WireFormatLite::MakeTag(v1::Chunk::kOffsetBytesFieldNumber, kVarint)) {
+      if (!in.ReadVarint64(&number)) return false;
+      part->offset_bytes = static_cast<int64_t>(number);
+    } else if (tag == WireFormatLite::MakeTag(v1::Chunk::kDataFieldNumber, kBytes)) {
+      uint32_t size = 0;
+      if (!in.ReadVarint32(&size) || size > message_bytes - in.CurrentPosition()) return false;
+      part->data_at = in.CurrentPosition();
+      part->data_bytes = size;
+      if (!in.Skip(static_cast<int>(size))) return false;
+    } else if (!WireFormatLite::SkipField(&in, tag)) {
+      return false;
+    }
+  }
+  if (!in.ConsumedEntireMessage()) return false;
+  in.PopLimit(limit);
+  return true;
+}
+
+// Of a header and a chunk, the one that comes last counts.
+bool ScanPart(CodedInputStream& in, int64_t message_bytes, v1::ComputeResponseHeader* header,
+              StreamedAnswer::ScannedPart* part) {
+  constexpr auto kBytes = WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
+  while (const uint32_t tag = in.ReadTag()) {
+    bool good = true;
+    if (tag == WireFormatLite::MakeTag(v1::ComputeStreamResponse::kHeaderFieldNumber, kBytes)) {
+      part->has_header = true;
+      good = MergeHeader(in, header);
+    } else if (tag ==
+               WireFormatLite::MakeTag(v1::ComputeStreamResponse::kChunkFieldNumber, kBytes)) {
+      part->has_header = false;
+      good = ScanChunk(in, message_bytes, part);
+    } else {
+      good = WireFormatLite::SkipField(&in, tag);
+    }
+    if (!good) return false;
+  }
+  return in.ConsumedEntireMessage();
 }
 
 bool FromProto(v1::DataType from, DType* to) {
@@ -94,12 +188,11 @@ absl::Status FillSpec(const char* name, const v1::TensorSpec& spec, Tensor* tens
 }
 
 absl::Status FillTensor(const char* name, const v1::TensorSpec& spec, bool has_place,
-                        Tensor* tensor) {
+                        int64_t came_bytes, Tensor* tensor) {
   if (absl::Status status = FillSpec(name, spec, tensor); !status.ok()) return status;
   const int64_t wanted = has_place ? 0 : tensor->view().size_bytes();
-  if (wanted != static_cast<int64_t>(tensor->bytes.size())) {
-    return Broken(
-        absl::StrCat(name, " has ", tensor->bytes.size(), " bytes, its shape means ", wanted));
+  if (wanted != came_bytes) {
+    return Broken(absl::StrCat(name, " has ", came_bytes, " bytes, its shape means ", wanted));
   }
   return absl::OkStatus();
 }
@@ -140,6 +233,14 @@ void FillAccount(const v1::ComputeResponseHeader& header, AttentionResult* resul
   }
 }
 
+Room RoomForO(const ExpectedAnswer& expected, AttentionResult& result) {
+  Room room;
+  room.own = static_cast<unsigned char*>(expected.o_data);
+  room.own_bytes = expected.o_bytes;
+  room.bytes = &result.o.bytes;
+  return room;
+}
+
 }  // namespace
 
 absl::StatusOr<AttentionResult> DecodeAnswer(const ExpectedAnswer& expected,
@@ -148,19 +249,23 @@ absl::StatusOr<AttentionResult> DecodeAnswer(const ExpectedAnswer& expected,
   result.received_bytes = static_cast<int64_t>(message.Length());
   v1::ComputeResponseHeader header;
   Tensor lse;
+  Room o_room = RoomForO(expected, result);
+  Room lse_room;
+  lse_room.bytes = &lse.bytes;
   {
     grpc::ProtoBufferReader reader(&message);
     CodedInputStream in(&reader);
     if (!reader.status().ok() ||
-        !ReadResponse(in, result.received_bytes, &header, &result.o.bytes, &lse.bytes)) {
+        !ReadResponse(in, result.received_bytes, &header, o_room, lse_room)) {
       return Broken(
           absl::StrCat("its ", result.received_bytes, " bytes are not a ComputeResponse"));
     }
   }
-  absl::Status status = FillTensor("o", header.o(), expected.o_has_place, &result.o);
+  absl::Status status =
+      FillTensor("o", header.o(), expected.o_has_place, o_room.came_bytes, &result.o);
   if (!status.ok()) return status;
   if (header.has_lse()) {
-    status = FillTensor("lse", header.lse(), expected.lse_has_place, &lse);
+    status = FillTensor("lse", header.lse(), expected.lse_has_place, lse_room.came_bytes, &lse);
     if (!status.ok()) return status;
     result.lse = std::move(lse);
   }
@@ -173,31 +278,55 @@ StreamedAnswer::StreamedAnswer() = default;
 StreamedAnswer::~StreamedAnswer() = default;
 
 absl::Status StreamedAnswer::Add(const ExpectedAnswer& expected, grpc::ByteBuffer message) {
-  result_.received_bytes += static_cast<int64_t>(message.Length());
-  v1::ComputeStreamResponse part;
-  grpc::ProtoBufferReader reader(&message);
-  if (!reader.status().ok() || !part.ParseFromZeroCopyStream(&reader)) {
-    return Broken("a message is not a ComputeStreamResponse");
+  const auto message_bytes = static_cast<int64_t>(message.Length());
+  result_.received_bytes += message_bytes;
+  v1::ComputeResponseHeader header;
+  ScannedPart part;
+  {
+    grpc::ProtoBufferReader reader(&message);
+    CodedInputStream in(&reader);
+    if (!reader.status().ok() || !ScanPart(in, message_bytes, &header, &part)) {
+      return Broken("a message is not a ComputeStreamResponse");
+    }
   }
-  if (part.has_header() == has_header_) {
+  if (part.has_header == has_header_) {
     return Broken(has_header_ ? "it has two headers" : "a chunk comes before the header");
   }
-  if (part.has_header()) return AddHeader(expected, part.header());
-  const v1::Chunk& chunk = part.chunk();
-  const bool is_lse = chunk.operand() == v1::OPERAND_LSE;
-  if (!is_lse && chunk.operand() != v1::OPERAND_O) {
-    return Broken(absl::StrCat("a chunk is of operand number ", static_cast<int>(chunk.operand())));
+  if (part.has_header) return AddHeader(expected, header);
+  return AddChunk(expected, part, message);
+}
+
+absl::Status StreamedAnswer::AddChunk(const ExpectedAnswer& expected, const ScannedPart& chunk,
+                                      grpc::ByteBuffer& message) {
+  const bool is_lse = chunk.operand == v1::OPERAND_LSE;
+  if (!is_lse && chunk.operand != v1::OPERAND_O) {
+    return Broken(absl::StrCat("a chunk is of operand number ", chunk.operand));
   }
   if (is_lse && !result_.lse) return Broken("lse was not asked for");
-  std::vector<unsigned char>& bytes = is_lse ? result_.lse->bytes : result_.o.bytes;
-  const auto total = static_cast<int64_t>(bytes.size());
-  const auto size = static_cast<int64_t>(chunk.data().size());
-  if (chunk.offset_bytes() < 0 || chunk.offset_bytes() > total ||
-      size > total - chunk.offset_bytes()) {
-    return Broken(absl::StrCat("a chunk of ", size, " bytes at ", chunk.offset_bytes(),
+  Tensor& tensor = is_lse ? *result_.lse : result_.o;
+  const int64_t total = tensor.view().size_bytes();
+  const int64_t size = chunk.data_bytes;
+  if (chunk.offset_bytes < 0 || chunk.offset_bytes > total || size > total - chunk.offset_bytes) {
+    return Broken(absl::StrCat("a chunk of ", size, " bytes at ", chunk.offset_bytes,
                                " is beyond the ", total, " bytes of its tensor"));
   }
-  std::copy(chunk.data().begin(), chunk.data().end(), bytes.begin() + chunk.offset_bytes());
+  Room room = RoomForO(expected, result_);
+  if (is_lse) {
+    room = Room();
+    room.bytes = &tensor.bytes;
+  }
+  grpc::ProtoBufferReader reader(&message);
+  if (!reader.Skip(static_cast<int>(chunk.data_at))) return Broken("a chunk cannot be read");
+  int64_t at = chunk.offset_bytes;
+  for (int64_t left = size; left > 0;) {
+    const void* data = nullptr;
+    int available = 0;
+    if (!reader.Next(&data, &available)) return Broken("a chunk cannot be read");
+    const int64_t take = std::min<int64_t>(available, left);
+    Place(static_cast<const unsigned char*>(data), take, at, room);
+    at += take;
+    left -= take;
+  }
   missing_bytes_ -= size;
   return absl::OkStatus();
 }
@@ -216,7 +345,8 @@ absl::Status StreamedAnswer::AddHeader(const ExpectedAnswer& expected,
   if (absl::Status status = CheckExpected(expected, result_); !status.ok()) return status;
   FillAccount(header, &result_);
   missing_bytes_ = result_.o.view().size_bytes();
-  result_.o.bytes.resize(static_cast<size_t>(missing_bytes_));
+  has_own_room_ = expected.o_data != nullptr;
+  if (!has_own_room_) result_.o.bytes.reserve(static_cast<size_t>(missing_bytes_));
   if (!result_.lse) return absl::OkStatus();
   const int64_t lse_bytes = result_.lse->view().size_bytes();
   // 4 bytes for each row of O, of 2 bytes at least.
@@ -224,15 +354,21 @@ absl::Status StreamedAnswer::AddHeader(const ExpectedAnswer& expected,
     return Broken(absl::StrCat("lse of ", lse_bytes, " bytes does not go with o of ",
                                missing_bytes_, " bytes"));
   }
-  result_.lse->bytes.resize(static_cast<size_t>(lse_bytes));
+  result_.lse->bytes.reserve(static_cast<size_t>(lse_bytes));
   missing_bytes_ += lse_bytes;
   return absl::OkStatus();
 }
 
 absl::StatusOr<AttentionResult> StreamedAnswer::Finish() {
   if (!has_header_) return Broken("it has no header");
-  if (missing_bytes_ != 0) {
-    return Broken(absl::StrCat("its chunks lack ", missing_bytes_, " bytes"));
+  const auto lacks = [](const Tensor& tensor) {
+    return tensor.view().size_bytes() - static_cast<int64_t>(tensor.bytes.size());
+  };
+  int64_t lacking_bytes = result_.lse ? lacks(*result_.lse) : 0;
+  if (!has_own_room_) lacking_bytes += lacks(result_.o);
+  if (missing_bytes_ != 0 || lacking_bytes != 0) {
+    return Broken(
+        absl::StrCat("its chunks lack ", std::max(missing_bytes_, lacking_bytes), " bytes"));
   }
   return std::move(result_);
 }

@@ -20,6 +20,8 @@ using ::google::protobuf::io::StringOutputStream;
 
 // No tensor in memory is larger (x86-64's user half), and three of them do not overflow.
 constexpr int64_t kMaxTensorBytes = int64_t{1} << 47;
+// Up to this size a payload is copied, which costs no more than to look after what is borrowed.
+constexpr int64_t kCopiedBytes = int64_t{8} << 10;
 
 v1::DataType ToProto(DType dtype) {
   switch (dtype) {
@@ -90,7 +92,8 @@ v1::ComputeHeader HeaderOf(const AttentionRequest& request) {
   header.mutable_cu_seqlens_q()->Add(request.cu_seqlens_q.begin(), request.cu_seqlens_q.end());
   header.mutable_cu_seqlens_kv()->Add(request.cu_seqlens_kv.begin(), request.cu_seqlens_kv.end());
   header.set_want_lse(request.want_lse);
-  if (request.o_place) SetDestination(*request.o_place, header.mutable_o_destination());
+  if (request.o_place && request.o_place->region != nullptr)
+    SetDestination(*request.o_place, header.mutable_o_destination());
   if (request.lse_place) SetDestination(*request.lse_place, header.mutable_lse_destination());
   header.set_priority(static_cast<uint32_t>(request.priority));
   header.set_request_id(request.request_id);
@@ -132,7 +135,13 @@ absl::Status CheckRegions(const AttentionRequest& request) {
   const OutputView none;
   const OutputView& o = request.o_place.value_or(none);
   const OutputView& lse = request.lse_place.value_or(none);
-  if (request.o_place) status.Update(CheckRegion("o_place", o.data, o.region));
+  if (request.o_place && o.region != nullptr) {
+    status.Update(CheckRegion("o_place", o.data, o.region));
+  } else if (request.o_place && (o.data == nullptr || !o.strides_elems.empty())) {
+    status.Update(absl::InvalidArgumentError(
+        absl::StrCat("o_place.", o.data == nullptr ? "data" : "strides_elems", " is ",
+                     o.data == nullptr ? "null" : "given", ", and o_place.region is null")));
+  }
   if (request.lse_place) status.Update(CheckRegion("lse_place", lse.data, lse.region));
   return status;
 }
@@ -227,7 +236,8 @@ grpc::Slice Borrow(const void* data, int64_t size_bytes, const std::shared_ptr<v
 
 bool NamesRegions(const AttentionRequest& request) {
   return request.q.region != nullptr || request.k.region != nullptr ||
-         request.v.region != nullptr || request.o_place || request.lse_place;
+         request.v.region != nullptr || request.lse_place ||
+         (request.o_place && request.o_place->region != nullptr);
 }
 
 absl::Status CheckTensors(const AttentionRequest& request) {
@@ -270,7 +280,11 @@ grpc::ByteBuffer ToMessage(const EncodedRequest& request, const std::shared_ptr<
   for (int i = 0; i < 3; ++i) {
     slices.emplace_back(request.frames[i]);
     if (request.payload_bytes[i] == 0) continue;
-    slices.push_back(Borrow(request.payloads[i], request.payload_bytes[i], keep));
+    if (request.payload_bytes[i] <= kCopiedBytes) {
+      slices.emplace_back(request.payloads[i], static_cast<size_t>(request.payload_bytes[i]));
+    } else {
+      slices.push_back(Borrow(request.payloads[i], request.payload_bytes[i], keep));
+    }
   }
   return grpc::ByteBuffer(slices.data(), slices.size());
 }

@@ -48,8 +48,8 @@ absl::Status CheckTensors(const AttentionRequest& request);
 // server checks everything else.
 absl::StatusOr<EncodedRequest> Encode(const AttentionRequest& request);
 
-// The message over the payloads' own memory, uncopied. gRPC may read them until every copy of
-// `keep` that the message holds is gone, which can be later than the call's end.
+// The message over the payloads' own memory, uncopied but for small ones. gRPC may read them until
+// every copy of `keep` that the message holds is gone, which can be later than the call's end.
 grpc::ByteBuffer ToMessage(const EncodedRequest& request, const std::shared_ptr<void>& keep);
 
 // A chunk of a stream, over the payload's own memory as in ToMessage; operand 0 to 2: q, k, v.
@@ -66,15 +66,19 @@ struct ExpectedAnswer {
   DType dtype;
   std::vector<int64_t> shape;
   bool want_lse;
-  bool o_has_place;  // and so does not come with the answer
+  bool o_has_place;  // in a region, and so does not come with the answer
   bool lse_has_place;
+  void* o_data;  // where O goes; null: into the result
+  int64_t o_bytes;
 
   explicit ExpectedAnswer(const AttentionRequest& request)
       : dtype(request.q.dtype),
         shape(request.q.shape),
         want_lse(request.want_lse),
-        o_has_place(request.o_place.has_value()),
-        lse_has_place(request.lse_place.has_value()) {}
+        o_has_place(request.o_place && request.o_place->region != nullptr),
+        lse_has_place(request.lse_place.has_value()),
+        o_data(request.o_place && !o_has_place ? request.o_place->data : nullptr),
+        o_bytes(request.q.size_bytes()) {}
 };
 
 // Reads a ComputeResponse, each payload copied once. INTERNAL if it is not one, or is not the
@@ -93,11 +97,16 @@ class StreamedAnswer {
   // After the last message.
   absl::StatusOr<AttentionResult> Finish();
 
+  struct ScannedPart;  // of decode.cc
+
  private:
+  absl::Status AddChunk(const ExpectedAnswer& expected, const ScannedPart& chunk,
+                        grpc::ByteBuffer& message);
   absl::Status AddHeader(const ExpectedAnswer& expected, const v1::ComputeResponseHeader& header);
 
   AttentionResult result_;
   bool has_header_ = false;
+  bool has_own_room_ = false;  // O goes to the caller's memory
   int64_t missing_bytes_ = 0;
 };
 

@@ -196,7 +196,11 @@ StagedCall::~StagedCall() {
 
 void StagedCall::Finish(absl::StatusOr<AttentionResult>& result) {
   if (!result.ok()) return;  // the server may not be done with the region
-  CopyOut(*request_.o_place, request_.q.size_bytes(), result->o);
+  if (o_data_ != nullptr) {
+    std::memcpy(o_data_, request_.o_place->data, static_cast<size_t>(request_.q.size_bytes()));
+  } else {
+    CopyOut(*request_.o_place, request_.q.size_bytes(), result->o);
+  }
   if (result->lse) {
     const int64_t lse_bytes = LseBytes(request_.q);
     if (result->lse->view().size_bytes() != lse_bytes) {

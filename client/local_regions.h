@@ -89,10 +89,13 @@ class StagedCall {
 
  private:
   StagedCall(LocalRegions& regions, const AttentionRequest& request)
-      : regions_(regions), request_(request) {}
+      : regions_(regions),
+        request_(request),
+        o_data_(request.o_place ? request.o_place->data : nullptr) {}
 
   LocalRegions& regions_;
   AttentionRequest request_;
+  void* const o_data_;  // where O is to go; null: into the result
   std::unique_ptr<LocalRegion> region_;
 };
 

@@ -47,7 +47,7 @@ void ComputeCall::Admit() {
   ArmAlarm(ToSteady(context_->deadline(), now), now);
   uint64_t ticket = 0;
   absl::Status status = parts_.receive_budget->Acquire(
-      declared_bytes_,
+      std::min(declared_bytes_ * messages_at_once(), parts_.receive_budget->budget_bytes()),
       [self = shared_from_this()](ReceivePermit permit) { self->Granted(std::move(permit)); },
       &ticket);
   if (!status.ok()) {
@@ -59,7 +59,7 @@ void ComputeCall::Admit() {
   ticket_.store(ticket, std::memory_order_release);
   {
     MutexLock lock(mutex_);
-    if (!receive_deadline_passed_) return;
+    if (stop_.ok()) return;
   }
   // The alarm rang before there was a ticket for it.
   ReceiveDeadlinePassed();
@@ -91,7 +91,7 @@ void ComputeCall::Granted(ReceivePermit permit) {
   ReadOn();
 }
 
-// kReading is said only once the read has been asked for, for from then on the alarm may end the
+// kReading is said only once the read has been asked for, for from then on StopReading may end the
 // call; it may be over by then.
 void ComputeCall::ReadOn() {
   int64_t read = 0;
@@ -102,27 +102,36 @@ void ComputeCall::ReadOn() {
   }
   PassBaton(this);
   StartRead(&message_);
+  absl::Status why;
   {
     MutexLock lock(mutex_);
     if (phase_ != Phase::kAsking || reads_ != read) return;
-    if (!receive_deadline_passed_) {
+    if (stop_.ok()) {
       phase_ = Phase::kReading;
       return;
     }
     phase_ = Phase::kExpired;
+    why = stop_;
   }
-  End(DeadlinePassed(), Stage::kReceive);
+  End(why, Stage::kReceive);
+}
+
+void ComputeCall::StopReading(const absl::Status& why) {
+  {
+    MutexLock lock(mutex_);
+    stop_.Update(why);  // for ReadOn, if it is about to read
+    if (phase_ != Phase::kReading) return;
+    phase_ = Phase::kExpired;
+  }
+  End(why, Stage::kReceive);
 }
 
 // The alarm: from now on nothing more is received.
 void ComputeCall::ReceiveDeadlinePassed() {
-  if (!parts_.receive_budget->Cancel(ticket_.load(std::memory_order_acquire))) {
-    MutexLock lock(mutex_);
-    receive_deadline_passed_ = true;  // for Granted, if it is about to read
-    if (phase_ != Phase::kReading) return;
-    phase_ = Phase::kExpired;
+  if (parts_.receive_budget->Cancel(ticket_.load(std::memory_order_acquire))) {
+    return End(DeadlinePassed(), Stage::kReceive);
   }
-  End(DeadlinePassed(), Stage::kReceive);
+  StopReading(DeadlinePassed());
 }
 
 void ComputeCall::OnReadDone(bool ok) {

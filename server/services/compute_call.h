@@ -56,8 +56,8 @@ struct ComputeParts {
 // Cancellation and deadlines do not end a call themselves, they make the owner do it: a call that
 // waits for its permit is taken out of the budget, which makes the taker the owner; a read or write
 // ends by itself when gRPC cancels the call; a decoder looks at cancelled_; a job ends through
-// Scheduler::Cancel. There is one exception, the server's own deadline while gRPC reads: the alarm
-// and the read settle under mutex_ who owns.
+// Scheduler::Cancel. There are two exceptions, while gRPC reads: the server's own deadline, and a
+// chunk that is copied meanwhile and is wrong. They and the read settle under mutex_ who owns.
 //
 // gRPC keeps the call until OnDone; so does whoever may still call back into it.
 class ComputeCall : public grpc::ServerGenericBidiReactor,
@@ -84,9 +84,18 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   virtual const char* transport() const = 0;
   // Gives back what was received. By the owner, or with the call's end.
   virtual void Drop() = 0;
+  // Messages of the declared size that the call may hold.
+  virtual int64_t messages_at_once() const { return 1; }
+
+  // Up to this size a message is copied on gRPC's own thread: it lies in this processor's cache,
+  // and another thread would wake up tens of microseconds later and take three times as long.
+  static constexpr int64_t kInlineBytes = int64_t{2} << 20;
 
   // By the owner, who is none any more: the next message, or the caller's end, comes.
   void ReadOn();
+  // By who is not the owner, while gRPC reads or is about to: ends the call with `why` in the
+  // reader's place. Where a message is there already, whoever has it sees to the end.
+  void StopReading(const absl::Status& why);
   // Nothing more is received; the alarm goes.
   void ReceivedAll();
   // OK, or INVALID_ARGUMENT if message_ is larger than was declared.
@@ -121,7 +130,8 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   grpc::ByteBuffer outgoing_;
 
  private:
-  // kIdle: it waits for its permit, or somebody has a message; kAsking: a read is being asked for.
+  // kIdle: it waits for its permit, or somebody has a message; kAsking: a read is being asked for;
+  // kExpired: it was ended in the reader's place.
   enum class Phase { kIdle, kAsking, kReading, kExpired };
 
   void Admit();
@@ -144,7 +154,7 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kIdle;
   // Reads that were asked for; tells one that ended at once from the next.
   int64_t reads_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool receive_deadline_passed_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status stop_ ABSL_GUARDED_BY(mutex_);  // not OK: nothing more is to be read, for this
   // Weak: the job holds the call.
   std::weak_ptr<Job> job_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);

@@ -18,14 +18,50 @@ constexpr int64_t kChunkBytes = int64_t{1} << 20;
 }  // namespace
 
 void StreamCall::OnMessage() {
-  if (const absl::Status status = CheckDeclared(); !status.ok()) {
-    return End(status, Stage::kReceive);
+  absl::Status status = CheckDeclared();
+  if (!status.ok()) return End(status, Stage::kReceive);
+  if (!has_header_) {
+    has_header_ = true;
+    return Post(*parts_.decoders, [this, self = shared_from_this()] { TakeHeader(); });
   }
-  if (upload_) {
-    Post(*parts_.copiers, [this, self = shared_from_this()] { TakeChunk(); });
-  } else {
-    Post(*parts_.decoders, [this, self = shared_from_this()] { TakeHeader(); });
+  if (LeaveToCopying(Ahead::kMessage, status)) return;
+  if (!status.ok()) return End(status, Stage::kReceive);
+  const auto self = shared_from_this();  // the call may end from here on
+  chunk_.Swap(&message_);
+  const bool is_large = static_cast<int64_t>(chunk_.Length()) > kInlineBytes;
+  ReadOn();
+  // Copiers never refuse.
+  if (!is_large || !parts_.copiers->TryPost([this, self] { CopyChunks(); })) CopyChunks();
+}
+
+bool StreamCall::LeaveToCopying(Ahead what, absl::Status& failed) {
+  MutexLock lock(copying_mutex_);
+  failed = failed_;
+  if (copying_) ahead_ = what;
+  return std::exchange(copying_, true);
+}
+
+void StreamCall::CopyChunks() {
+  for (;;) {
+    const absl::Status status = CopyChunk();
+    chunk_.Clear();
+    const Ahead ahead = WhatCame(status);
+    if (!status.ok()) {
+      return ahead == Ahead::kNothing ? StopReading(status) : End(status, Stage::kReceive);
+    }
+    if (ahead == Ahead::kNothing) return;
+    if (ahead == Ahead::kEnd) return TakeEnd();
+    chunk_.Swap(&message_);
+    ReadOn();
   }
+}
+
+StreamCall::Ahead StreamCall::WhatCame(const absl::Status& copied) {
+  MutexLock lock(copying_mutex_);
+  failed_.Update(copied);
+  const Ahead ahead = std::exchange(ahead_, Ahead::kNothing);
+  copying_ = ahead == Ahead::kMessage && copied.ok();
+  return ahead;
 }
 
 void StreamCall::TakeHeader() {
@@ -51,23 +87,20 @@ absl::Status StreamCall::ReadHeader() {
   if (!status.ok()) return status;
   return WhenRoom(UpperBlockBytes(sizes.total()), (*request)->deadline, [&] {
     auto upload = wire::Upload::Begin(*request, sizes, *parts_.payload_pool);
-    if (upload.ok()) upload_ = *std::move(upload);
-    return upload.status();
+    if (!upload.ok()) return upload.status();
+    MutexLock lock(upload_mutex_);
+    upload_ = *std::move(upload);
+    return absl::OkStatus();
   });
 }
 
-void StreamCall::TakeChunk() {
-  const absl::Status status = ReadChunk();
-  message_.Clear();
-  if (!status.ok()) return End(status, Stage::kReceive);
-  ReadOn();
-}
-
-absl::Status StreamCall::ReadChunk() {
+absl::Status StreamCall::CopyChunk() {
+  MutexLock lock(upload_mutex_);
+  if (!upload_) return absl::OkStatus();  // the call has ended
   if (parts_.clock->Now() >= upload_->request().deadline) {
     return absl::DeadlineExceededError("the deadline passed");
   }
-  const absl::StatusOr<ReceivedMessage> received = ReceivedMessage::From(message_);
+  const absl::StatusOr<ReceivedMessage> received = ReceivedMessage::From(chunk_);
   if (!received.ok()) return received.status();
   const auto part = wire::ScanStreamPart(received->spans(), parts_.limits);
   if (!part.ok()) return part.status();
@@ -79,23 +112,32 @@ absl::Status StreamCall::ReadChunk() {
 
 void StreamCall::OnCallerClosed() {
   ReceivedAll();
-  permit_ = ReceivePermit();
-  if (!upload_) {
+  if (!has_header_) {
     return End(absl::InvalidArgumentError("the stream carries no header"), Stage::kReceive);
   }
-  Post(*parts_.copiers, [this, self = shared_from_this()] { TakeEnd(); });
+  absl::Status status;
+  if (LeaveToCopying(Ahead::kEnd, status)) return;
+  if (!status.ok()) return End(status, Stage::kReceive);
+  TakeEnd();
 }
 
 void StreamCall::TakeEnd() {
-  absl::StatusOr<std::unique_ptr<Request>> request = upload_->Finish();
+  permit_ = ReceivePermit();
+  absl::StatusOr<std::unique_ptr<Request>> request = FinishUpload();
   if (!request.ok()) return End(request.status(), Stage::kReceive);
-  upload_.reset();
   CountReceived((*request)->payload_bytes());
   (*request)->arrival = parts_.clock->Now();
   if (const absl::Status status = CompleteRequest(**request); !status.ok()) {
     return End(status, Stage::kReceive);
   }
   Submit(*std::move(request));
+}
+
+absl::StatusOr<std::unique_ptr<Request>> StreamCall::FinishUpload() {
+  MutexLock lock(upload_mutex_);
+  absl::StatusOr<std::unique_ptr<Request>> request = upload_->Finish();
+  if (request.ok()) upload_.reset();
+  return request;
 }
 
 void StreamCall::SendAnswer(const Request& request, Answer answer) {
@@ -149,8 +191,11 @@ void StreamCall::OnWriteDone(bool ok) {
 }
 
 void StreamCall::Drop() {
-  if (upload_) CountReceived(upload_->received_bytes());
-  upload_.reset();
+  {
+    MutexLock lock(upload_mutex_);
+    if (upload_) CountReceived(upload_->received_bytes());
+    upload_.reset();
+  }
   for (Leaving& tensor : leaving_) tensor.buffer.reset();
 }
 

@@ -9,9 +9,9 @@
 namespace attnd::server {
 namespace {
 
-// Up to this size a message is decoded on gRPC's own thread: to hand it to a worker costs more than
-// the copy (a wake-up takes tens of microseconds, 64 KB some five).
-constexpr int64_t kSmallBytes = int64_t{64} << 10;
+// Up to this size an answer is handed to gRPC by the thread that has it: to wake a sender costs
+// more than to write it to the socket.
+constexpr size_t kSmallAnswerBytes = size_t{64} << 10;
 
 // Whether room in the pool may cure it, as ComputeCall::WhenRoom has it.
 bool IsForWantOfRoom(const absl::Status& status) {
@@ -42,7 +42,7 @@ void UnaryCall::OnCallerClosed() {
   if (status.ok()) status = CheckDeclared();
   if (!status.ok()) return End(status, Stage::kReceive);
   permit_.ShrinkTo(bytes);
-  if (bytes <= kSmallBytes) {
+  if (bytes <= kInlineBytes) {
     // Without waiting, which that thread must not.
     absl::StatusOr<std::unique_ptr<Request>> request = DecodeOnce();
     if (!IsForWantOfRoom(request.status())) return Decoded(std::move(request));
@@ -82,13 +82,15 @@ void UnaryCall::Decoded(absl::StatusOr<std::unique_ptr<Request>> request) {
 
 void UnaryCall::SendAnswer(const Request& request, Answer answer) {
   wire::EncodedAnswer encoded = wire::Encode(request, answer);
-  grpc::ByteBuffer message = ToByteBuffer(std::move(encoded), std::move(answer));
-  PostSend([this, self = shared_from_this(), message = std::move(message)]() mutable {
-    outgoing_.Swap(&message);
-    const grpc::Status ok = CountedOk();
-    PassBaton(this);
-    StartWriteAndFinish(&outgoing_, grpc::WriteOptions(), ok);
-  });
+  outgoing_ = ToByteBuffer(std::move(encoded), std::move(answer));
+  if (outgoing_.Length() <= kSmallAnswerBytes) return Send();
+  PostSend([this, self = shared_from_this()] { Send(); });
+}
+
+void UnaryCall::Send() {
+  const grpc::Status ok = CountedOk();
+  PassBaton(this);
+  StartWriteAndFinish(&outgoing_, grpc::WriteOptions(), ok);
 }
 
 }  // namespace attnd::server

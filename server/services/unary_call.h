@@ -26,6 +26,7 @@ class UnaryCall final : public ComputeCall {
   // RESOURCE_EXHAUSTED without a pushback if there is no room now.
   absl::StatusOr<std::unique_ptr<Request>> DecodeOnce();
   void Decoded(absl::StatusOr<std::unique_ptr<Request>> request);
+  void Send();
 
   bool has_message_ = false;
   TimePoint arrival_{};

@@ -16,7 +16,7 @@ absl::StatusOr<Buffer> CopyPayload(absl::Span<const ByteSpan> message, const Pay
   if (!buffer.ok() || payload.size_bytes == 0) return buffer;
   SpanReader reader(message);
   reader.Skip(payload.offset_bytes);
-  reader.CopyTo(payload.size_bytes, buffer->data());
+  reader.CopyTo(payload.size_bytes, buffer->data(), payload.size_bytes);
   return buffer;
 }
 

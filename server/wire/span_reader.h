@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/types/span.h"
+#include "kernels/copy.h"
 #include "server/wire/wire.h"
 
 namespace attnd::server::wire {
@@ -22,7 +23,8 @@ class SpanReader {
   int64_t offset_bytes() const { return offset_bytes_; }
   int64_t left_bytes() const { return left_bytes_; }
 
-  // The next `size_bytes` bytes, at most left_bytes(): passed over, appended, or copied.
+  // The next `size_bytes` bytes, at most left_bytes(): passed over, appended, or copied to a place
+  // in a tensor of `tensor_bytes`.
   void Skip(int64_t size_bytes) {
     Take(size_bytes, [](const unsigned char*, size_t) {});
   }
@@ -31,9 +33,14 @@ class SpanReader {
       out.append(reinterpret_cast<const char*>(piece), size);
     });
   }
-  void CopyTo(int64_t size_bytes, unsigned char* out) {
-    Take(size_bytes, [&out](const unsigned char* piece, size_t size) {
-      std::memcpy(out, piece, size);
+  void CopyTo(int64_t size_bytes, unsigned char* out, int64_t tensor_bytes) {
+    const bool beyond_caches = tensor_bytes >= kBeyondCachesBytes;
+    Take(size_bytes, [&out, beyond_caches](const unsigned char* piece, size_t size) {
+      if (beyond_caches) {
+        CopyBeyondCaches(out, piece, size);
+      } else {
+        std::memcpy(out, piece, size);
+      }
       out += size;
     });
   }

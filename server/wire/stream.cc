@@ -130,7 +130,7 @@ absl::Status Upload::Add(absl::Span<const ByteSpan> message, const StreamPart& c
   if (!status.ok()) return status;
   SpanReader reader(message);
   reader.Skip(chunk.data.offset_bytes);
-  reader.CopyTo(size_bytes, operand.buffer->data() + chunk.offset_bytes);
+  reader.CopyTo(size_bytes, operand.buffer->data() + chunk.offset_bytes, total_bytes);
   operand.received_bytes += size_bytes;
   return absl::OkStatus();
 }

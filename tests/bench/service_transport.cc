@@ -35,6 +35,7 @@ struct Problem {
     const int64_t rows = q_bytes / (kHeadDim * kElemBytes);
     const int64_t heads = rows % 8 == 0 && rows > 16 ? 8 : 1;
     q.resize(q_bytes / kElemBytes, 1.0F);
+    o.resize(q.size());
     kv.resize(heads * kHeadDim, 1.0F);
     request.q = {DType::kFloat32, {1, heads, rows / heads, kHeadDim}, q.data()};
     request.k = {DType::kFloat32, {1, heads, 1, kHeadDim}, kv.data()};
@@ -43,6 +44,7 @@ struct Problem {
   Problem(const Problem&) = delete;
 
   std::vector<float> q;
+  std::vector<float> o;  // where answers go
   std::vector<float> kv;
   AttentionRequest request;
 };
@@ -70,6 +72,7 @@ class AttndTransport : public Transport {
     problem_.reset();
     problem_ = std::make_unique<Problem>(bytes);
     problem_->request.transport = kHow;
+    problem_->request.o_place = OutputView{problem_->o.data(), nullptr};
   }
 
   absl::Status Call(double* run_us) override {

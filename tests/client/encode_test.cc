@@ -100,8 +100,10 @@ TEST(Encode, LeavesAbsentOptionsAbsent) {
 }
 
 TEST(Encode, PayloadsAreNotCopiedAndKeptUntilGrpcLetsGo) {
-  const std::vector<float> data(4);
-  const auto encoded = Encode(SmallRequest(data));
+  const std::vector<float> data(4096);
+  AttentionRequest request = SmallRequest(data);
+  request.q.shape = {1, 1, 2048, 2};
+  const auto encoded = Encode(request);
   ASSERT_TRUE(encoded.ok());
   auto keep = std::make_shared<int>(0);
   const std::weak_ptr<int> held = keep;
@@ -117,6 +119,17 @@ TEST(Encode, PayloadsAreNotCopiedAndKeptUntilGrpcLetsGo) {
     }
     EXPECT_TRUE(found);
   }
+  EXPECT_TRUE(held.expired());
+}
+
+TEST(Encode, SmallPayloadsAreCopied) {
+  const std::vector<float> data(4);
+  const auto encoded = Encode(SmallRequest(data));
+  ASSERT_TRUE(encoded.ok());
+  auto keep = std::make_shared<int>(0);
+  const std::weak_ptr<int> held = keep;
+  const grpc::ByteBuffer message = ToMessage(*encoded, keep);
+  keep.reset();
   EXPECT_TRUE(held.expired());
 }
 
@@ -241,6 +254,67 @@ TEST_F(DecodeTest, LseIsThereExactlyWhenWanted) {
   EXPECT_THAT(result->lse->shape, ElementsAre(2));
   request_.want_lse = false;
   EXPECT_THAT(Error(), HasSubstr("lse was not asked for"));
+}
+
+class StreamedAnswerTest : public ::testing::Test {
+ protected:
+  StreamedAnswerTest() : data_{1, 2, 3, 4}, request_(SmallRequest(data_)) {
+    v1::ComputeStreamResponse part;
+    part.mutable_header()->mutable_o()->set_dtype(v1::DATA_TYPE_FLOAT32);
+    for (const int64_t extent : request_.q.shape) {
+      part.mutable_header()->mutable_o()->add_shape(extent);
+    }
+    EXPECT_TRUE(Add(part.SerializeAsString()).ok());
+  }
+
+  absl::Status Add(const std::string& message) {
+    return answer_.Add(ExpectedAnswer(request_), ToBuffer(message, 3));
+  }
+  absl::Status AddChunk(v1::Operand operand, int64_t offset_bytes, const std::string& data) {
+    v1::ComputeStreamResponse part;
+    part.mutable_chunk()->set_operand(operand);
+    part.mutable_chunk()->set_offset_bytes(offset_bytes);
+    part.mutable_chunk()->set_data(data);
+    return Add(part.SerializeAsString());
+  }
+
+  const std::vector<float> data_;
+  AttentionRequest request_;
+  StreamedAnswer answer_;
+};
+
+TEST_F(StreamedAnswerTest, TakesChunksInAnyOrder) {
+  EXPECT_TRUE(AddChunk(v1::OPERAND_O, 10, "klmnop").ok());
+  EXPECT_TRUE(AddChunk(v1::OPERAND_O, 0, "abcdefgh").ok());
+  // The data in front of its place, and a field of a later version.
+  v1::ComputeStreamResponse place;
+  place.mutable_chunk()->set_operand(v1::OPERAND_O);
+  place.mutable_chunk()->set_offset_bytes(8);
+  const std::string inside = place.chunk().SerializeAsString();
+  const std::string data = "\x1a\x02ij\xa0\x06\x07";
+  EXPECT_TRUE(
+      Add(std::string("\x12") + static_cast<char>(data.size() + inside.size()) + data + inside)
+          .ok());
+  const auto result = answer_.Finish();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(std::string(result->o.bytes.begin(), result->o.bytes.end()), "abcdefghijklmnop");
+}
+
+TEST_F(StreamedAnswerTest, RefusesWhatDoesNotFit) {
+  EXPECT_THAT(std::string(AddChunk(v1::OPERAND_O, 10, "1234567").message()),
+              HasSubstr("beyond the 16 bytes"));
+  EXPECT_THAT(std::string(AddChunk(v1::OPERAND_O, -1, "1").message()), HasSubstr("at -1"));
+  EXPECT_THAT(std::string(AddChunk(v1::OPERAND_Q, 0, "1").message()), HasSubstr("operand number"));
+  EXPECT_THAT(std::string(AddChunk(v1::OPERAND_LSE, 0, "1").message()), HasSubstr("not asked for"));
+  EXPECT_THAT(std::string(Add("\x12\x7f").message()), HasSubstr("not a ComputeStreamResponse"));
+  EXPECT_TRUE(AddChunk(v1::OPERAND_O, 4, "1234").ok());
+  EXPECT_THAT(std::string(answer_.Finish().status().message()), HasSubstr("lack 12 bytes"));
+}
+
+TEST_F(StreamedAnswerTest, ChunksThatComeTwiceLeaveNoGap) {
+  EXPECT_TRUE(AddChunk(v1::OPERAND_O, 0, "12345678").ok());
+  EXPECT_TRUE(AddChunk(v1::OPERAND_O, 0, "12345678").ok());
+  EXPECT_THAT(std::string(answer_.Finish().status().message()), HasSubstr("lack 8 bytes"));
 }
 
 }  // namespace

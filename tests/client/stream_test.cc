@@ -60,6 +60,22 @@ TEST(ClientStream, GoesAndComesInChunks) {
   EXPECT_EQ(server.streams(), 4);
 }
 
+TEST(ClientStream, AnswersGoToTheCallersMemory) {
+  FakeServer server;
+  const auto client = Connect(server.address());
+  for (const Transport transport : {Transport::kUnary, Transport::kStream}) {
+    StreamProblem problem(150'000, transport);  // beyond kBeyondCachesBytes
+    Tensor own;
+    own.bytes.resize(static_cast<size_t>(problem.request().q.size_bytes()));
+    problem.request().o_place = OutputView{own.bytes.data()};
+    const auto result = client->Attention(problem.request());
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(problem.IsEcho(own));
+    EXPECT_TRUE(result->o.bytes.empty());
+    EXPECT_EQ(result->o.shape, problem.request().q.shape);
+  }
+}
+
 TEST(ClientStream, EmptyTensorsHaveNoChunks) {
   FakeServer server;
   StreamProblem problem(0, Transport::kStream);

@@ -46,7 +46,7 @@ JOINTS = {
     "server/warm_up.cc": None,
 }
 # Beneath every layer.
-EVERYONES = {"kernels/sync.h"}
+EVERYONES = {"kernels/copy.h", "kernels/sync.h"}
 # What kernels and the client library must never know.
 FORBIDDEN_SYSTEM = {
     "kernels": re.compile(r"grpc|google/protobuf|spdlog|prometheus|httplib"),

@@ -175,9 +175,9 @@ TEST_F(ClientRegionTest, WhatDoesNotLieInItsRegionIsRefusedBeforeTheCall) {
   request.q.region = region->get();
   expect(request, "q.data does not lie in q.region");
   request = problem.request;
-  request.o_place = OutputView{(*region)->bytes().data(), nullptr};
-  expect(request, "o_place.region is null");
-  request.o_place->region = region->get();
+  request.o_place = OutputView{nullptr, nullptr};
+  expect(request, "o_place.data is null, and o_place.region is null");
+  request.o_place = OutputView{(*region)->bytes().data(), region->get()};
   request.transport = Transport::kUnary;
   expect(request, "transport is unary, must be region or auto");
   request = problem.request;
