@@ -9,20 +9,44 @@ namespace {
 
 // Lengths and bands are 32-bit in the kernel, with room for sums of two.
 constexpr int64_t kMaxLength = int64_t{1} << 30;
+// A problem's items are numbered in 32 bits.
+constexpr int64_t kSmallestQTile = 64;
+constexpr int64_t kMaxItems = (int64_t{1} << 31) - 1;
 
 int ClampBand(int64_t bound) {
   return static_cast<int>(std::clamp(bound, -kMaxLength, kMaxLength - 1));
 }
 
 // K and V that a section's heads read: a part of the L2 cache (50 MB on an H100, 40 on an A100)
-// that the tiles under way, of two sections at a time, leave to them.
+// that the tiles under way, of two sections at a time, leave to them. As measured on an H200.
 constexpr int64_t kSectionBytes = int64_t{16} << 20;
+// The last section has some six items for each multiprocessor, so that the last ones end together,
+// if tiles differ much, and if K and V are not read too often for it.
+constexpr int64_t kLastSectionItems = 800;
+constexpr int64_t kLastSectionBytes = int64_t{48} << 20;
+constexpr int kManyTiles = 8;
+// So few heads are under way all at once in any order.
+constexpr int64_t kFewHeads = 4;
 
-int SectionHeads(const AttentionProblem& p) {
-  const int64_t head_bytes = 2 * p.kv_len * p.head_dim * SizeBytes(p.dtype);
-  const int64_t kv_heads = kSectionBytes / std::max<int64_t>(head_bytes, 1);
-  const int64_t heads = std::min(std::max<int64_t>(kv_heads, 1) * p.group(), p.batch * p.q_heads);
-  return static_cast<int>(std::clamp<int64_t>(heads, 1, kMaxLength - 1));
+struct Sections {
+  int64_t heads;
+  int64_t small;
+};
+
+Sections SectionsOf(const AttentionProblem& p, int n_q_tiles) {
+  const int64_t all = p.batch * p.q_heads;
+  const int64_t head_bytes = std::max<int64_t>(2 * p.kv_len * p.head_dim * SizeBytes(p.dtype), 1);
+  if (kSectionBytes / head_bytes <= kFewHeads) return {all, 0};
+  const auto heads_of = [&](int64_t bytes) {
+    return std::min(bytes / head_bytes * p.group(), all);
+  };
+  const int64_t section = heads_of(kSectionBytes);
+  int64_t last = section;
+  if (n_q_tiles >= kManyTiles) {
+    last = std::clamp((kLastSectionItems + n_q_tiles - 1) / n_q_tiles, section,
+                      heads_of(kLastSectionBytes));
+  }
+  return {section, (all - std::min(last, all)) / std::max<int64_t>(section, 1)};
 }
 
 TensorDesc Describe(const Strides& strides) { return {strides.batch, strides.head, strides.row}; }
@@ -36,6 +60,12 @@ absl::Status CheckLengths(const AttentionProblem& p) {
       return absl::UnimplementedError(
           absl::StrCat(name, " is ", value, "; these kernels take less than ", kMaxLength));
     }
+  }
+  const int64_t tiles = (p.q_len + kSmallestQTile - 1) / kSmallestQTile;
+  if (tiles > 0 && p.batch * p.q_heads > kMaxItems / tiles) {
+    return absl::UnimplementedError(absl::StrCat("batch ", p.batch, " with q_heads ", p.q_heads,
+                                                 " and q_len ", p.q_len, " has more than ",
+                                                 kMaxItems, " tiles of ", kSmallestQTile, " rows"));
   }
   return absl::OkStatus();
 }
@@ -71,7 +101,9 @@ ProblemDesc Describe(const AttentionTask& task, int q_tile) {
   d.kv_len = static_cast<int>(p.kv_len);
   d.head_dim = static_cast<int>(p.head_dim);
   d.n_q_tiles = static_cast<int>((p.q_len + q_tile - 1) / q_tile);
-  d.section_heads = SectionHeads(p);
+  const Sections sections = SectionsOf(p, d.n_q_tiles);
+  d.section_heads = static_cast<int>(sections.heads);
+  d.small_sections = static_cast<int>(sections.small);
   d.band_lo = ClampBand(band.lo);
   d.band_hi = ClampBand(band.hi);
   d.scale = p.scale;

@@ -12,7 +12,8 @@
 
 namespace attnd::kernels::cuda {
 
-// UNIMPLEMENTED, naming the dimension, where one does not fit the kernels' 32-bit lengths.
+// UNIMPLEMENTED, naming the dimension, where one does not fit the kernels' 32-bit lengths, or all
+// together their 32-bit numbers of items.
 absl::Status CheckLengths(const AttentionProblem& problem);
 
 // True if every row starts at a multiple of 16 bytes.

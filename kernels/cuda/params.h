@@ -28,7 +28,7 @@ struct ProblemDesc {
   int64_t lse_batch_stride;
   int64_t lse_head_stride;
   // Items of the launch's work list: this problem's are [first_item, first_item + n_q_tiles * batch
-  // * q_heads).
+  // * q_heads), fewer than 2^31.
   int64_t first_item;
   int batch;
   int q_heads;
@@ -37,9 +37,11 @@ struct ProblemDesc {
   int kv_len;
   int head_dim;
   int n_q_tiles;
-  // Query heads whose tiles are dealt together where the mask makes tiles differ: their K and V fit
-  // the L2 cache, which all their tiles then read them from.
+  // Where the mask makes tiles differ: query heads whose tiles are dealt together, for their K and
+  // V fit the L2 cache, which all their tiles then read them from; and how many such sections there
+  // are before the last, which has all other heads.
   int section_heads;
+  int small_sections;
   int band_lo;
   int band_hi;
   float scale;

@@ -24,9 +24,9 @@ struct Assignment {
 };
 
 // Problems stand longest first. Where the mask makes a problem's tiles differ (kDescending), its
-// heads come in sections of section_heads, and within one the tiles with most keys come first, all
-// heads of one tile row together. Otherwise tiles of one head follow each other and share K/V.
-// `desc_of(i)` gives problem i.
+// heads come in sections, and within one the tiles with most keys come first, all heads of one tile
+// row together: small_sections of section_heads each, then one of all other heads. Otherwise tiles
+// of one head follow each other and share K/V. `desc_of(i)` gives problem i.
 template <bool kDescending, class DescOf>
 __device__ __forceinline__ Item ItemOf(const DescOf& desc_of, int n_problems, int64_t number) {
   int low = 0;
@@ -40,25 +40,29 @@ __device__ __forceinline__ Item ItemOf(const DescOf& desc_of, int n_problems, in
     }
   }
   const ProblemDesc& p = desc_of(low);
-  const int64_t local = number - p.first_item;
+  const auto local = static_cast<uint32_t>(number - p.first_item);
+  const auto n_q_tiles = static_cast<uint32_t>(p.n_q_tiles);
   Item item;
   item.problem = low;
-  int64_t head;
+  uint32_t head;
   if constexpr (kDescending) {
-    const int64_t heads = static_cast<int64_t>(p.batch) * p.q_heads;
-    const int64_t section_items = static_cast<int64_t>(p.section_heads) * p.n_q_tiles;
-    const int64_t first_head = local / section_items * p.section_heads;
-    const int in_section = static_cast<int>(
-        heads - first_head < p.section_heads ? heads - first_head : p.section_heads);
-    const int64_t rest = local % section_items;
-    item.q_tile = p.n_q_tiles - 1 - static_cast<int>(rest / in_section);
-    head = first_head + rest % in_section;
+    const auto section_heads = static_cast<uint32_t>(p.section_heads);
+    const auto small_sections = static_cast<uint32_t>(p.small_sections);
+    const uint32_t section = min(local / (section_heads * n_q_tiles), small_sections);
+    const uint32_t first_head = section * section_heads;
+    const uint32_t heads = section < small_sections
+                               ? section_heads
+                               : static_cast<uint32_t>(p.batch * p.q_heads) - first_head;
+    const uint32_t rest = local - first_head * n_q_tiles;
+    item.q_tile = static_cast<int>(n_q_tiles - 1 - rest / heads);
+    head = first_head + rest % heads;
   } else {
-    item.q_tile = static_cast<int>(local % p.n_q_tiles);
-    head = local / p.n_q_tiles;
+    item.q_tile = static_cast<int>(local % n_q_tiles);
+    head = local / n_q_tiles;
   }
-  item.batch = static_cast<int>(head / p.q_heads);
-  item.q_head = static_cast<int>(head % p.q_heads);
+  const auto q_heads = static_cast<uint32_t>(p.q_heads);
+  item.batch = static_cast<int>(head / q_heads);
+  item.q_head = static_cast<int>(head % q_heads);
   return item;
 }
 

@@ -10,7 +10,7 @@ inline constexpr int kMaxSharedBytes = 227 * 1024;
 // One way to cut a problem into tiles.
 //   kConsumers    warpgroups that compute, 64 query rows each
 //   kKvTile       keys of a tile, a multiple of 16
-//   kStages       K tiles, and V tiles, that shared memory holds
+//   kStages       K tiles, and V tiles, that shared memory holds: 1 or 2
 //   kQStages      query tiles that it holds: with 2 the next item's first product runs beside this
 //   one's last
 template <int kHeadDimT, int kConsumersT, int kKvTileT, int kStagesT, int kQStagesT>
@@ -35,7 +35,7 @@ struct TileConfig {
   // is 40 + 2 * 232 = 504 and 32 + 3 * 160 = 512 over one thread of each.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
-  static_assert(kKvTile % 16 == 0 && (kConsumers == 2 || kConsumers == 3));
+  static_assert(kKvTile % 16 == 0 && (kConsumers == 2 || kConsumers == 3) && kStages <= 2);
   // A warpgroup may let up to two K tiles pass while it holds two V tiles (consumer.cuh): with
   // more, the producer's order would stop it.
   static_assert(64 * (kConsumers - 1) <= 2 * kKvTile);

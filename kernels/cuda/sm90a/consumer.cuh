@@ -32,13 +32,6 @@ struct Consumer {
   using Element = typename T::Element;
   static constexpr int kScores = T::kKvTile / 2;
 
-  // One tile of one item; `first` is the item's last one to be worked on by this warpgroup.
-  struct Place {
-    int slot;
-    int tile;
-    int first;
-  };
-
   Shared<T>& shared;
   int consumer;
   Turns<T::kConsumers> turns;
@@ -53,17 +46,32 @@ struct Consumer {
   float o[T::kHeadDim / 2];
   RowState state;
 
-  // In the query tile, of this thread's first row; and in a key tile, of s[0]. Read off the
+  // The item under way, and its tile.
+  Part part;
+  int tile = 0;
+
+  // In the item's query tile, of this thread's first row; and in a key tile, of s[0]. Read off the
   // thread's number when needed: there are no registers to keep them in.
   __device__ __forceinline__ static int RowInTile() {
     return static_cast<int>(threadIdx.x) / 32 * 16 - 64 + (threadIdx.x & 31) / 4;
   }
   __device__ __forceinline__ static int Column() { return 2 * (threadIdx.x & 3); }
 
-  // The key tiles that this warpgroup's own rows see.
-  __device__ __forceinline__ KeyTiles OwnTiles(const Work& work) const {
-    const int begin = work.q_begin + 64 * consumer;
-    return KeyTilesOf<T>(work.problem, begin, min(begin + 64, work.problem.q_len));
+  // Of a stage that products have read: when they are done they are done for all lanes.
+  __device__ __forceinline__ static void Release(const uint64_t* ring, int index) {
+    if ((threadIdx.x & 31) == 0) ptx::BarrierArrive(ptx::SharedAddress(ring + index));
+  }
+  __device__ __forceinline__ void ReleaseK() {
+    Release(shared.k_empty, k.index());
+    k.Advance();
+  }
+  __device__ __forceinline__ void ReleaseQ() {
+    Release(shared.q_empty, q.index());
+    q.Advance();
+  }
+  __device__ __forceinline__ void ReleaseV() {
+    Release(shared.v_empty, v.index());
+    v.Advance();
   }
 
   // Lets tiles pass by unused. Waiting for each keeps a release from counting for the tile before
@@ -72,8 +80,8 @@ struct Consumer {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       k.WaitFull(shared.k_full);
-      WarpArrive(shared.k_empty, k.index());
-      k.Advance();
+      __syncwarp();
+      ReleaseK();
     }
   }
   __device__ __forceinline__ void SkipV(int count) {
@@ -82,17 +90,20 @@ struct Consumer {
       turns.Wait();
       turns.Pass();
       v.WaitFull(shared.v_full);
-      WarpArrive(shared.v_empty, v.index());
-      v.Advance();
+      __syncwarp();
+      ReleaseV();
     }
   }
 
+  // The slot of the item that NextItem gave last.
+  __device__ __forceinline__ int Slot() const { return (items.count - 1) & (kItemSlots - 1); }
+
   // Lets an item that has no key for this warpgroup's rows pass by, and answers them.
-  __device__ __forceinline__ void PassItem(const Work& work, int slot) {
+  __device__ __forceinline__ void PassItem(const Work& work) {
     if (!work.tiles.none()) {
       q.WaitFull(shared.q_full);
-      WarpArrive(shared.q_empty, q.index());
-      q.Advance();
+      __syncwarp();
+      ReleaseQ();
       const int count = work.tiles.last - work.tiles.first + 1;
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
@@ -101,43 +112,48 @@ struct Consumer {
       }
     }
     StoreNothing<T>(work, consumer);
-    WarpArrive(shared.item_empty, slot);
+    WarpArrive(shared.item_empty, Slot());
   }
 
-  // The next item with keys for this warpgroup; others pass by. False: there is none. Nothing of an
-  // item before may be under way.
-  __device__ __forceinline__ bool NextItem(Place& place) {
+  // Takes the next item with keys for this warpgroup; others pass by. False: there is none. Nothing
+  // of an item before may be under way.
+  __device__ __forceinline__ bool NextItem() {
     while (true) {
       items.WaitFull(shared.item_full);
       const Work& work = shared.items[items.index()];
       if (work.none_left) return false;
-      const KeyTiles own = OwnTiles(work);
-      place = {items.index(), own.last, own.first};
       items.Advance();
-      if (!own.none()) {
-        to_log2 = T::kGeneral ? 1.0f : work.problem.scale * kLog2E;
+      part = work.parts[consumer];
+      if (!part.none()) {
+        StartPart(work);
         return true;
       }
-      PassItem(work, place.slot);
+      PassItem(work);
     }
+  }
+  __device__ __forceinline__ void StartPart(const Work& work) {
+    tile = part.last;
+    to_log2 = T::kGeneral ? 1.0f : work.problem.scale * kLog2E;
+    state.Reset();
   }
   // True if the item after this one starts at once for this warpgroup: its first product can then
   // be issued beside this item's last.
   __device__ __forceinline__ bool NextStartsAtOnce() {
+    if constexpr (T::kQStages == 1) return false;  // its Q waits for this item's end
+    // A careful item ends with more than stores: by itself.
+    if (T::kScan && shared.items[Slot()].careful) return false;
     items.WaitFull(shared.item_full);
     const Work& work = shared.items[items.index()];
-    if (work.none_left) return false;
-    const KeyTiles own = OwnTiles(work);
-    return !own.none() && own.last == work.tiles.last;
+    const Part& next = work.parts[consumer];
+    return !work.none_left && !next.none() && next.last == work.tiles.last;
   }
 
   __device__ __forceinline__ void IssueScores() {
     k.WaitFull(shared.k_full);
-    uint32_t q_address = ptx::SharedAddress(shared.q[q.index()]) + consumer * 64 * 128;
-    // Not to be worked out ahead of the loop, for all steps: that takes registers.
-    asm volatile("" : "+r"(q_address));
-    const uint64_t a = OperandDescriptor(q_address, 16);
-    const uint64_t b = OperandDescriptor(ptx::SharedAddress(shared.k[k.index()]), 16);
+    const uint32_t a = OperandDescriptor(
+        ptx::SharedAddress(shared.q[0]) + q.Offset(T::kQBytes) + consumer * 64 * 128, 16);
+    const uint32_t b =
+        OperandDescriptor(ptx::SharedAddress(shared.k[0]) + k.Offset(T::kKvBytes), 16);
     PinRegisters(s);
     WgmmaFence();
 #pragma unroll
@@ -153,7 +169,8 @@ struct Consumer {
 
   __device__ __forceinline__ void IssueOutput(bool keep) {
     v.WaitFull(shared.v_full);
-    const uint64_t b = OperandDescriptor(ptx::SharedAddress(shared.v[v.index()]), T::kKvChunkBytes);
+    const uint32_t b = OperandDescriptor(ptx::SharedAddress(shared.v[0]) + v.Offset(T::kKvBytes),
+                                         T::kKvChunkBytes);
     PinRegisters(o);
     WgmmaFence();
 #pragma unroll
@@ -164,29 +181,20 @@ struct Consumer {
     WgmmaCommit();
   }
 
-  // True if a row of this warpgroup sees only part of the tile.
-  __device__ __forceinline__ bool IsMasked(const Place& place) const {
-    const Work& work = shared.items[place.slot];
-    const int begin = work.q_begin + 64 * consumer;
-    return NeedsMask<T>(work.problem, begin, min(begin + 64, work.problem.q_len), place.tile);
-  }
-
-  // Scores of `place` are there: K, and Q after its last tile, may go; then the softmax.
-  __device__ __forceinline__ void FinishScores(const Place& place, bool masked,
-                                               float (&rescale)[2]) {
+  // Scores of `tile` are there: K, and Q after its last one, may go; then the softmax.
+  __device__ __forceinline__ void FinishScores(float (&rescale)[2]) {
     PinRegisters(s);
-    WarpArrive(shared.k_empty, k.index());
-    k.Advance();
-    const Work& work = shared.items[place.slot];
-    if (place.tile == place.first) {
-      SkipK(place.first - work.tiles.first);
-      WarpArrive(shared.q_empty, q.index());
-      q.Advance();
+    ReleaseK();
+    const Work& work = shared.items[Slot()];
+    if (tile == part.first) {
+      SkipK(part.first - work.tiles.first);
+      ReleaseQ();
     }
+    const bool masked = tile >= part.masked_from || (T::kGeneral && tile <= part.masked_to);
     if (T::kGeneral || masked) {
       const ProblemDesc& d = work.problem;
       const int row = work.q_begin + RowInTile();
-      const int key = place.tile * T::kKvTile + Column();
+      const int key = tile * T::kKvTile + Column();
       if constexpr (T::kGeneral) {
         const float slope = d.alibi_slopes ? d.alibi_slopes[work.item.q_head] : 0.0f;
         TransformScores(s, row, key,
@@ -197,86 +205,79 @@ struct Consumer {
     }
     OnlineSoftmax(s, state, to_log2, rescale);
   }
-
-  __device__ __forceinline__ void FinishOutput(const Place& place) {
-    PinRegisters(o);
-    const Work& work = shared.items[place.slot];
-    if constexpr (T::kScan) {
-      if (work.careful && NeedsMask<T>(work, place.tile) && shared.poisoned[v.index()] != 0) {
-        atomicCAS(&shared.give_back[place.slot], 0, kGiveBack);
-      }
-    }
-    WarpArrive(shared.v_empty, v.index());
-    v.Advance();
-    if (place.tile == place.first) SkipV(place.first - work.tiles.first);
+  // The first scores of an item, whose sums and output are new.
+  __device__ __forceinline__ void FirstSoftmax() {
+    float rescale[2];
+    WgmmaWait<0>();
+    FinishScores(rescale);
+    PackProbabilities<Element>(s, p);
   }
 
-  __device__ __forceinline__ void FinishItem(const Place& place,
-                                             unsigned long long* poisoned_tiles) {
-    const Work& work = shared.items[place.slot];
-    const bool finite = StoreItem<T>(o, state, work, work.q_begin + RowInTile());
+  // The item's output is there: V may go, rows are stored.
+  template <bool kMayBeCareful>
+  __device__ __forceinline__ void FinishItem(unsigned long long* poisoned_tiles) {
+    PinRegisters(o);
+    ReleaseV();
+    const int slot = Slot();
+    const Work& work = shared.items[slot];
+    SkipV(part.first - work.tiles.first);
+    const bool finite = StoreItem<T>(o, state, work, RowInTile());
     if constexpr (T::kScan) {
-      if (!finite && !work.careful) shared.redo[place.slot] = 1;
-      if (work.careful && shared.give_back[place.slot] != 0) {
+      const bool careful = kMayBeCareful && work.careful;
+      if (!finite && !careful) shared.redo[slot] = 1;
+      if (careful && shared.give_back[slot] != 0) {
         GiveBackPoison<T>(work, work.q_begin + RowInTile() - (threadIdx.x & 31) / 4);
         const bool first_to_count =
-            threadIdx.x % 128 == 0 &&
-            atomicExch(&shared.give_back[place.slot], kCounted) == kGiveBack;
+            threadIdx.x % 128 == 0 && atomicExch(&shared.give_back[slot], kCounted) == kGiveBack;
         if (first_to_count) atomicAdd(poisoned_tiles, 1ull);
       }
     }
-    WarpArrive(shared.item_empty, place.slot);
+    WarpArrive(shared.item_empty, slot);
   }
 
   // The first scores of an item, with nothing beside them.
-  __device__ __forceinline__ void StartItem(const Place& place) {
-    const int skipped = shared.items[place.slot].tiles.last - place.tile;
+  __device__ __forceinline__ void StartItem() {
+    const int skipped = shared.items[Slot()].tiles.last - tile;
     SkipK(skipped);
     SkipV(skipped);
     q.WaitFull(shared.q_full);
     IssueScores();
-    FirstSoftmax(place);
-  }
-  __device__ __forceinline__ void FirstSoftmax(const Place& place) {
-    const bool masked = IsMasked(place);
-    float rescale[2];
-    state.Reset();
-    WgmmaWait<0>();
-    FinishScores(place, masked, rescale);
-    PackProbabilities<Element>(s, p);
+    FirstSoftmax();
   }
 
   __device__ __forceinline__ void Run(unsigned long long* poisoned_tiles) {
     turns.Start();
-    Place place;
     bool started = false;
     while (true) {
       if (!started) {
-        if (!NextItem(place)) return;
-        StartItem(place);
+        if (!NextItem()) return;
+        StartItem();
       }
       bool keep = false;  // o holds something yet
       // The item's tiles but the last: each one's output beside the next one's scores.
 #pragma unroll 1
-      while (place.tile > place.first) {
-        const Place next = {place.slot, place.tile - 1, place.first};
-        const bool masked = IsMasked(next);
+      while (tile > part.first) {
+        --tile;
         float rescale[2];
         turns.Wait();
         IssueScores();
         IssueOutput(keep);
         turns.Pass();
         WgmmaWait<1>();
-        FinishScores(next, masked, rescale);
-        WgmmaWait<0>();
-        FinishOutput(place);
+        FinishScores(rescale);
         keep = true;
+        // Each branch with its own wait: a single one ptxas moves up, ahead of the exponentials.
         if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+          WgmmaWait<0>();
+          PinRegisters(o);
 #pragma unroll
           for (int i = 0; i < T::kHeadDim / 2; ++i) o[i] *= rescale[(i >> 1) & 1];
+        } else {
+          WgmmaWaitForAllToo();
+          PinRegisters(o);
         }
+        ReleaseV();
         PackProbabilities<Element>(s, p);
-        place = next;
       }
       // The last one's output, beside the next item's first scores where that starts at once.
       started = NextStartsAtOnce();
@@ -287,15 +288,13 @@ struct Consumer {
         IssueScores();
         turns.Pass();
         WgmmaWait<1>();
-        FinishOutput(place);
-        FinishItem(place, poisoned_tiles);
-        NextItem(place);
-        FirstSoftmax(place);
+        FinishItem<false>(poisoned_tiles);
+        NextItem();
+        FirstSoftmax();
       } else {
         turns.Pass();
         WgmmaWait<0>();
-        FinishOutput(place);
-        FinishItem(place, poisoned_tiles);
+        FinishItem<true>(poisoned_tiles);
       }
     }
   }

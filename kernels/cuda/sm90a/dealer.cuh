@@ -28,21 +28,35 @@ struct Dealer {
     __syncwarp();
     CopyProblemWord(work.problem, desc_of(work.item.problem), lane);
     __syncwarp();
+    const ProblemDesc& p = work.problem;
+    const Item& item = work.item;
+    const int begin = item.q_tile * T::kQTile;
+    const int end = min(begin + T::kQTile, p.q_len);
     if (lane == 0) {
-      const ProblemDesc& p = work.problem;
+      for (int i = 0; i < T::kConsumers; ++i) {
+        work.parts[i] = PartOf<T>(p, begin + 64 * i, min(begin + 64 * i + 64, end));
+      }
       work.careful = false;
-      work.q_begin = work.item.q_tile * T::kQTile;
-      work.kv_head = work.item.q_head / p.group;
-      work.tiles = KeyTilesOf<T>(p, work.q_begin, min(work.q_begin + T::kQTile, p.q_len));
+      work.q_begin = begin;
+      work.rows = end - begin;
+      work.kv_head = item.q_head / p.group;
+      work.tiles = KeyTilesOf<T>(p, begin, end);
+      work.o_row_bytes = p.o_desc.row_stride * 2;
+      work.o = static_cast<unsigned char*>(p.o) + begin * work.o_row_bytes +
+               (item.batch * p.o_desc.batch_stride + item.q_head * p.o_desc.head_stride) * 2;
+      work.lse =
+          p.lse ? p.lse + item.batch * p.lse_batch_stride + item.q_head * p.lse_head_stride + begin
+                : nullptr;
     }
   }
 
   // An item of no rows: keeps the ring going while what is under way may yet have to be redone.
   __device__ __forceinline__ void DescribeNothing(Work& work) {
     if ((threadIdx.x & 31) != 0) return;
-    work.problem.q_len = 0;
+    for (int i = 0; i < T::kConsumers; ++i) work.parts[i] = {-1, 0, 0, 0};
     work.careful = false;
     work.q_begin = 0;
+    work.rows = 0;
     work.tiles = {0, -1};
   }
 

@@ -13,18 +13,12 @@ namespace attnd::kernels::cuda::sm90a {
 // The rows of an item's part that see no key.
 template <class T>
 __device__ __forceinline__ void StoreNothing(const Work& work, int consumer) {
-  using Element = typename T::Element;
-  const ProblemDesc& p = work.problem;
-  const Item& item = work.item;
-  const int row = work.q_begin + 64 * consumer + (threadIdx.x & 127) / 2;
-  if (row >= p.q_len) return;
-  auto* target = static_cast<Element*>(p.o) + item.batch * p.o_desc.batch_stride +
-                 item.q_head * p.o_desc.head_stride + row * p.o_desc.row_stride;
+  const int row = 64 * consumer + (threadIdx.x & 127) / 2;
+  if (row >= work.rows) return;
+  auto* const target = reinterpret_cast<uint16_t*>(work.o + row * work.o_row_bytes);
 #pragma unroll 1
-  for (int i = threadIdx.x & 1; i < p.head_dim; i += 2) target[i] = static_cast<Element>(0.0f);
-  if (p.lse && (threadIdx.x & 1) == 0) {
-    p.lse[item.batch * p.lse_batch_stride + item.q_head * p.lse_head_stride + row] = -INFINITY;
-  }
+  for (int i = threadIdx.x & 1; i < work.problem.head_dim; i += 2) target[i] = 0;
+  if (work.lse != nullptr && (threadIdx.x & 1) == 0) work.lse[row] = -INFINITY;
 }
 
 // Lanes t of four hold columns 2 t and 2 t + 1 of two tiles of eight, in `a` and `b`. Afterwards
@@ -38,16 +32,6 @@ __device__ __forceinline__ uint2 JoinPairs(uint32_t a, uint32_t b) {
 // The column that JoinPairs' first element belongs to, in the two tiles.
 __device__ __forceinline__ int JoinedColumn() {
   return 8 * (threadIdx.x & 1) + 4 * (threadIdx.x >> 1 & 1);
-}
-
-// Four elements to columns [column, column + 4), cut at head_dim.
-__device__ __forceinline__ void StoreCut(unsigned char* row, int column, uint2 w, int head_dim) {
-  auto* target = reinterpret_cast<uint16_t*>(row);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t word = i < 2 ? w.x : w.y;
-    if (column + i < head_dim) target[column + i] = static_cast<uint16_t>(word >> (16 * (i & 1)));
-  }
 }
 
 // What the scanner took out of V, added to the rows that see it, in memory: 16 rows of this warp,
@@ -82,57 +66,64 @@ __device__ __forceinline__ void GiveBackPoison(const Work& work, int warp_row) {
   }
 }
 
-// `row` is the thread's first row in the problem, its second is 8 below. Returns false if a value
-// of this thread's is not finite.
+// `row` is the thread's first one in the item's query tile, its second is 8 below. Rows of O are in
+// whole pieces of four elements. Returns false if a value of this thread's is not finite.
 template <class T>
 __device__ __forceinline__ bool StoreItem(float (&o)[T::kHeadDim / 2], const RowState& state,
                                           const Work& work, int row) {
   using Element = typename T::Element;
-  const ProblemDesc& p = work.problem;
-  const Item& item = work.item;
-  const int q_len = p.q_len;
-  const int head_dim = p.head_dim;
-  // One decision for all stores: whole rows in pieces of 8 bytes, or element by element.
-  const bool whole = p.aligned && head_dim == T::kHeadDim;
-  const int64_t row_stride_bytes = p.o_desc.row_stride * 2;
-  unsigned char* target =
-      static_cast<unsigned char*>(p.o) +
-      (item.batch * p.o_desc.batch_stride + item.q_head * p.o_desc.head_stride) * 2 +
-      row * row_stride_bytes;
-  float probe = 0;  // a NaN if something is not finite
+  constexpr int kPairs = T::kHeadDim / 16;
+  float sum[2];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float sum = state.sum[h];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    const bool no_key = sum == 0.0f;
-    const float inverse = 1.0f / sum;
-    const bool stored = row + 8 * h < q_len;
-    if (p.lse && stored && (threadIdx.x & 3) == 0) {
-      p.lse[item.batch * p.lse_batch_stride + item.q_head * p.lse_head_stride + row + 8 * h] =
-          no_key ? -INFINITY : (state.base[h] + log2f(sum)) * kLn2;
+  for (int h = 0; h < 2; ++h) sum[h] = state.sum[h] + __shfl_xor_sync(~0u, state.sum[h], 1);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) sum[h] += __shfl_xor_sync(~0u, sum[h], 2);
+  const int rows_left = work.rows - row;
+  if (work.lse != nullptr && (threadIdx.x & 3) == 0) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float lse = sum[h] == 0.0f ? -INFINITY : (state.base[h] + __log2f(sum[h])) * kLn2;
+      if (rows_left > 8 * h) work.lse[row + 8 * h] = lse;
+    }
+  }
+  // A row that sees no key is 0, whatever the products made of hidden values.
+  if (__any_sync(~0u, sum[0] == 0.0f || sum[1] == 0.0f)) {
+#pragma unroll
+    for (int i = 0; i < T::kHeadDim / 2; ++i) {
+      if (sum[(i >> 1) & 1] == 0.0f) o[i] = 0.0f;
     }
 #pragma unroll
-    for (int n = 0; n < T::kHeadDim / 8; n += 2) {
+    for (int h = 0; h < 2; ++h) sum[h] = sum[h] == 0.0f ? 1.0f : sum[h];
+  }
+  uint2 pieces[2][kPairs];
+  uint32_t probe = 0;  // a NaN in one of its halves if something is not finite
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float inverse = ptx::Reciprocal(sum[h]);
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
       uint32_t words[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int first = 4 * (n + i) + 2 * h;
-        if constexpr (T::kScan) probe = fmaf(o[first], 0.0f, fmaf(o[first + 1], 0.0f, probe));
-        words[i] = no_key ? 0u : ptx::Pack2<Element>(o[first] * inverse, o[first + 1] * inverse);
+        const int first = 4 * (2 * n + i) + 2 * h;
+        words[i] = ptx::Pack2<Element>(o[first] * inverse, o[first + 1] * inverse);
+        if constexpr (T::kScan) probe = ptx::ProbeFinite<Element>(words[i], probe);
       }
-      const uint2 joined = JoinPairs(words[0], words[1]);
-      const int column = 8 * n + JoinedColumn();
-      if (!stored) continue;
-      if (whole) {
-        *reinterpret_cast<uint2*>(target + 2 * column) = joined;
-      } else {
-        StoreCut(target, column, joined, head_dim);
+      pieces[h][n] = JoinPairs(words[0], words[1]);
+    }
+  }
+  const int columns_left = work.problem.head_dim - JoinedColumn();
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    unsigned char* const target = work.o + (row + 8 * h) * work.o_row_bytes + JoinedColumn() * 2;
+    if (rows_left > 8 * h) {
+#pragma unroll
+      for (int n = 0; n < kPairs; ++n) {
+        if (16 * n < columns_left) ptx::StoreGlobal(target + 32 * n, pieces[h][n]);
       }
     }
-    target += 8 * row_stride_bytes;
   }
-  return probe == 0.0f;
+  return (probe & 0x7fff7fffu) == 0;
 }
 
 }  // namespace attnd::kernels::cuda::sm90a

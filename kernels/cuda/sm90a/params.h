@@ -10,7 +10,8 @@
 
 namespace attnd::kernels::cuda::sm90a {
 
-// Q, K and V are read through the maps, (dim, row, head, batch) each; desc.aligned speaks of O.
+// Q, K and V are read through the maps, (dim, row, head, batch) each. Rows of O are written in
+// pieces of four elements (CanStore in tensor_map.h); desc.aligned is not used.
 struct alignas(128) Problem {
   CUtensorMap q_map;
   CUtensorMap k_map;

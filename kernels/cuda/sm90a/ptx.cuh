@@ -4,8 +4,10 @@
 #define ATTND_KERNELS_CUDA_SM90A_PTX_CUH_
 
 #include <cuda.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace attnd::kernels::cuda::ptx {
 
@@ -101,6 +103,30 @@ __device__ __forceinline__ void TensorLoad(uint32_t shared, const CUtensorMap* m
       "[%2];" ::"r"(shared),
       "l"(map), "r"(barrier), "r"(dim), "r"(row), "r"(head), "r"(batch)
       : "memory");
+}
+
+// To global memory: said so, the address needs no look.
+__device__ __forceinline__ void StoreGlobal(void* target, uint2 value) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(target)),
+               "r"(value.x), "r"(value.y)
+               : "memory");
+}
+// 1 / x within 1 ulp.
+__device__ __forceinline__ float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// probe + 0 * word, two 16-bit values each: 0 for as long as all words are finite, then NaN.
+template <class Element>
+__device__ __forceinline__ uint32_t ProbeFinite(uint32_t word, uint32_t probe) {
+  uint32_t d;
+  if constexpr (std::is_same_v<Element, __half>) {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(word), "r"(0), "r"(probe));
+  } else {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(word), "r"(0), "r"(probe));
+  }
+  return d;
 }
 
 template <int kRegisters>

@@ -11,7 +11,7 @@ constexpr int kThreads = 256;
 // Enough for every multiprocessor of any GPU; rows beyond follow in strides.
 constexpr int64_t kMaxBlocks = 4096;
 
-__global__ void CopyRows(MappedTensor source, uint16_t* target, TensorDesc strides) {
+__global__ void CopyRowsKernel(MappedTensor source, uint16_t* target, TensorDesc strides) {
   const int64_t rows = source.batch * source.heads * source.len;
   const int64_t warps = int64_t{gridDim.x} * (kThreads / 32);
   for (int64_t n = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / 32; n < rows; n += warps) {
@@ -38,12 +38,13 @@ int64_t RepackedBytes(const MappedTensor& t) {
   return (t.batch * RepackedStrides(t).batch_stride * kElementBytes + 255) / 256 * 256;
 }
 
-absl::Status Repack(const MappedTensor& t, void* target, cudaStream_t stream) {
-  const int64_t rows = t.batch * t.heads * t.len;
+absl::Status CopyRows(const MappedTensor& source, void* target, const TensorDesc& target_strides,
+                      cudaStream_t stream) {
+  const int64_t rows = source.batch * source.heads * source.len;
   if (rows == 0) return absl::OkStatus();
   const int64_t blocks = std::min(kMaxBlocks, (rows * 32 + kThreads - 1) / kThreads);
-  CopyRows<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-      t, static_cast<uint16_t*>(target), RepackedStrides(t));
+  CopyRowsKernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
+      source, static_cast<uint16_t*>(target), target_strides);
   ATTND_CUDA_RETURN_IF_ERROR(cudaGetLastError());
   return absl::OkStatus();
 }

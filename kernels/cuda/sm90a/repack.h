@@ -1,4 +1,5 @@
-// Copies tensors that the copy engine cannot read in place into dense ones that it can.
+// Copies tensors that the kernels cannot read or write in place to dense ones that they can, and
+// back.
 #ifndef ATTND_KERNELS_CUDA_SM90A_REPACK_H_
 #define ATTND_KERNELS_CUDA_SM90A_REPACK_H_
 
@@ -15,9 +16,10 @@ namespace attnd::kernels::cuda::sm90a {
 TensorDesc RepackedStrides(const MappedTensor& tensor);
 int64_t RepackedBytes(const MappedTensor& tensor);
 
-// In the stream's order. `target` has RepackedStrides and is aligned to 16 bytes; what lies between
-// its rows is not written.
-absl::Status Repack(const MappedTensor& tensor, void* target, cudaStream_t stream);
+// In the stream's order. Strides are in elements; what lies between the target's rows is not
+// written.
+absl::Status CopyRows(const MappedTensor& source, void* target, const TensorDesc& target_strides,
+                      cudaStream_t stream);
 
 }  // namespace attnd::kernels::cuda::sm90a
 

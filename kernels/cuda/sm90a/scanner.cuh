@@ -24,7 +24,8 @@ struct Scanner {
   RingPlace<T::kStages> v = {};
   uint32_t landed_parity = 0;  // a bit a stage
 
-  __device__ __forceinline__ void Scan(unsigned char* tile) {
+  // True if something was taken out.
+  __device__ __forceinline__ bool Scan(unsigned char* tile) {
     auto* words = reinterpret_cast<uint4*>(tile);
     constexpr int kWords = T::kKvBytes / 16;
     uint32_t found = 0;
@@ -48,10 +49,7 @@ struct Scanner {
       ptx::FenceAsyncProxy();
       ptx::NamedSync(kScannerBarrier, kScannerThreads);
     }
-    if (thread == 0) {
-      shared.poisoned[v.index()] = any;
-      ptx::BarrierArrive(ptx::SharedAddress(shared.v_full + v.index()));
-    }
+    return any;
   }
 
   __device__ __forceinline__ void Run() {
@@ -66,7 +64,11 @@ struct Scanner {
           ptx::BarrierWait(ptx::SharedAddress(shared.v_landed + v.index()),
                            (landed_parity >> v.index()) & 1);
           landed_parity ^= 1u << v.index();
-          Scan(shared.v[v.index()]);
+          const bool any = Scan(shared.v[v.index()]);
+          if (thread == 0) {
+            if (any) shared.give_back[slot.index()] = kGiveBack;
+            ptx::BarrierArrive(ptx::SharedAddress(shared.v_full + v.index()));
+          }
         }
         v.Advance();
       }

@@ -33,12 +33,29 @@ struct KeyTiles {
 inline constexpr int kGiveBack = 1;  // the scanner took something out of the item's V
 inline constexpr int kCounted = 2;
 
+// What one consumer has of an item: its key tiles, last down to first (none if last < first), of
+// which its rows see only part from masked_from on and up to masked_to.
+struct alignas(16) Part {
+  int last;
+  int first;
+  int masked_from;
+  int masked_to;
+  __device__ __forceinline__ bool none() const { return last < first; }
+};
+inline constexpr int kMaxConsumers = 3;
+
 // An item, as the dealer hands it to the other warps.
 struct Work : Assignment {
+  Part parts[kMaxConsumers];
+  KeyTiles tiles;
   bool careful;  // V tiles beside a mask go past the scanner
   int q_begin;
+  int rows;  // of the query tile that there are
   int kv_head;
-  KeyTiles tiles;
+  // Row q_begin of the head's O and LSE; lse is null if not wanted.
+  unsigned char* o;
+  int64_t o_row_bytes;
+  float* lse;
 };
 inline constexpr int kItemSlots = 4;
 
@@ -62,7 +79,6 @@ struct alignas(1024) Shared {
   uint64_t v_full[T::kStages], v_empty[T::kStages];
   uint64_t v_landed[T::kStages];  // written, but not yet looked through
   uint64_t item_full[kItemSlots], item_empty[kItemSlots];
-  int poisoned[T::kStages];
   // Set by a consumer: the item's output is not finite, which what a mask hides may have done. It
   // is dealt once more.
   int redo[kItemSlots];
@@ -78,6 +94,12 @@ struct RingPlace {
   uint32_t count = 0;
   __device__ __forceinline__ int index() const { return static_cast<int>(count) & (kCount - 1); }
   __device__ __forceinline__ void Advance() { ++count; }
+  // index() * stride, the same in all lanes, and known as such to the compiler.
+  __device__ __forceinline__ uint32_t Offset(uint32_t stride) const {
+    static_assert(kCount <= 2);
+    if (kCount == 1) return 0;
+    return __any_sync(~0u, count & 1) ? stride : 0;
+  }
 
   // Until what the place stands at has been filled, or emptied; the first round finds everything
   // empty.
@@ -121,6 +143,16 @@ __device__ __forceinline__ KeyTiles KeyTilesOf(const ProblemDesc& p, int begin, 
   const int k_last = min(p.kv_len - 1, end - 1 + p.band_hi);
   if (end <= begin || k_last < k_first) return {0, -1};
   return {k_first / T::kKvTile, k_last / T::kKvTile};
+}
+
+// Of the rows [begin, end).
+template <class T>
+__device__ __forceinline__ Part PartOf(const ProblemDesc& p, int begin, int end) {
+  const KeyTiles tiles = KeyTilesOf<T>(p, begin, end);
+  const int first_hidden_above = max(0, min(p.kv_len, begin + p.band_hi + 1));
+  const int last_hidden_below = end - 2 + p.band_lo;
+  return {tiles.last, tiles.first, first_hidden_above / T::kKvTile,
+          last_hidden_below < 0 ? -1 : last_hidden_below / T::kKvTile};
 }
 
 // True if a row of [begin, end) sees only part of this key tile.

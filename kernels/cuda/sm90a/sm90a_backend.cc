@@ -26,13 +26,12 @@ using sm90a::LaunchParams;
 using sm90a::MappedTensor;
 using sm90a::Problem;
 
-constexpr int64_t kElementBytes = 2;
-
-// Q, K and V of a task, as the copy engine sees them.
+// A task's tensors; Q, K and V as the copy engine sees them.
 struct Operands {
   MappedTensor q;
   MappedTensor k;
   MappedTensor v;
+  MappedTensor o;
 };
 Operands OperandsOf(const AttentionTask& task) {
   const AttentionProblem& p = task.problem;
@@ -42,7 +41,7 @@ Operands OperandsOf(const AttentionTask& task) {
                         p.head_dim};
   };
   return {map(a.q, a.q_strides, p.q_heads, p.q_len), map(a.k, a.k_strides, p.kv_heads, p.kv_len),
-          map(a.v, a.v_strides, p.kv_heads, p.kv_len)};
+          map(a.v, a.v_strides, p.kv_heads, p.kv_len), map(a.o, a.o_strides, p.q_heads, p.q_len)};
 }
 
 // ATTND_SM90A_CONFIG=n, for tuning and tests: the n-th instance of every launch key, or its last.
@@ -59,13 +58,21 @@ int64_t RepackBytes(absl::Span<const AttentionTask> tasks) {
   int64_t bytes = 0;
   for (const AttentionTask& task : tasks) {
     if (task.problem.empty()) continue;
-    const auto [q, k, v] = OperandsOf(task);
+    const auto [q, k, v, o] = OperandsOf(task);
     for (const MappedTensor& tensor : {q, k, v}) {
       if (!sm90a::CanMap(tensor)) bytes += sm90a::RepackedBytes(tensor);
     }
+    if (!sm90a::CanStore(o)) bytes += sm90a::RepackedBytes(o);
   }
   return bytes;
 }
+
+// An answer that is written densely first, and where it belongs.
+struct Answer {
+  MappedTensor dense;
+  void* target;
+  TensorDesc strides;
+};
 
 // Device memory for repacked tensors, in the stream's order: it goes when what was launched since
 // is done. The server lays out tensors so that none is needed.
@@ -137,16 +144,22 @@ class Sm90aBackend final : public Backend {
     Scratch scratch(stream);
     if (absl::Status status = scratch.Allocate(RepackBytes(tasks)); !status.ok()) return status;
     std::map<const Instance*, std::vector<Problem>> launches;
+    std::vector<Answer> answers;
     for (const AttentionTask& task : tasks) {
       if (task.problem.empty()) continue;
       const Instance* instance = launcher_->instances().at(task.plan.kernel);
-      absl::StatusOr<Problem> problem = Describe(task, *instance, scratch, stream);
+      absl::StatusOr<Problem> problem = Describe(task, *instance, scratch, answers, stream);
       if (!problem.ok()) return problem.status();
       launches[instance].push_back(*problem);
     }
     for (auto& [instance, problems] : launches) {
       if (absl::Status status = launcher_->Launch<LaunchParams>(*instance, problems, stream);
           !status.ok()) {
+        return status;
+      }
+    }
+    for (const auto& [dense, target, strides] : answers) {
+      if (absl::Status status = sm90a::CopyRows(dense, target, strides, stream); !status.ok()) {
         return status;
       }
     }
@@ -170,18 +183,28 @@ class Sm90aBackend final : public Backend {
   }
 
   absl::StatusOr<Problem> Describe(const AttentionTask& task, const Instance& instance,
-                                   Scratch& scratch, cudaStream_t stream) const {
-    auto [q, k, v] = OperandsOf(task);
+                                   Scratch& scratch, std::vector<Answer>& answers,
+                                   cudaStream_t stream) const {
+    auto [q, k, v, o] = OperandsOf(task);
     for (MappedTensor* tensor : {&q, &k, &v}) {
       if (sm90a::CanMap(*tensor)) continue;
       void* const copy = scratch.Take(sm90a::RepackedBytes(*tensor));
-      if (absl::Status status = sm90a::Repack(*tensor, copy, stream); !status.ok()) return status;
-      tensor->strides = sm90a::RepackedStrides(*tensor);
+      const TensorDesc strides = sm90a::RepackedStrides(*tensor);
+      if (absl::Status status = sm90a::CopyRows(*tensor, copy, strides, stream); !status.ok()) {
+        return status;
+      }
+      tensor->strides = strides;
       tensor->data = copy;
     }
     Problem problem = {};
     problem.desc = cuda::Describe(task, instance.q_tile);
-    problem.desc.aligned = Aligned16(task.args.o, task.args.o_strides, kElementBytes);
+    if (!sm90a::CanStore(o)) {
+      problem.desc.o = scratch.Take(sm90a::RepackedBytes(o));
+      problem.desc.o_desc = sm90a::RepackedStrides(o);
+      answers.push_back({o, task.args.o, o.strides});
+      answers.back().dense.data = problem.desc.o;
+      answers.back().dense.strides = problem.desc.o_desc;
+    }
     const bool bf16 = task.problem.dtype == DType::kBF16;
     const std::pair<CUtensorMap*, std::pair<const MappedTensor*, int>> maps[] = {
         {&problem.q_map, {&q, instance.q_tile}},

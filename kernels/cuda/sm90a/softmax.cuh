@@ -85,14 +85,13 @@ __device__ __forceinline__ void RowMaxima(const float (&s)[kCount], float (&max)
 }
 
 // s becomes 2^(s * to_log2 + minus_base), which is added up.
-template <bool kRoundFirst, int kCount>
+template <int kCount>
 __device__ __forceinline__ void Exponentials(float (&s)[kCount], const float (&minus_base)[2],
                                              float to_log2, float (&sum)[2]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int h = (i >> 1) & 1;
-    s[i] = ptx::Exp2(kRoundFirst ? __fadd_rn(__fmul_rn(s[i], to_log2), minus_base[h])
-                                 : __fmaf_rn(s[i], to_log2, minus_base[h]));
+    s[i] = ptx::Exp2(__fmaf_rn(s[i], to_log2, minus_base[h]));
   }
   float tile_sum[2];
   Reduce(
@@ -122,10 +121,12 @@ __device__ __forceinline__ void OnlineSoftmax(float (&s)[kCount], RowState& stat
   }
   const bool huge = fmaxf(fabsf(minus_base[0]), fabsf(minus_base[1])) > kHugeBase;
   if (__any_sync(~0u, huge)) {
-    Exponentials<true>(s, minus_base, to_log2, state.sum);
-  } else {
-    Exponentials<false>(s, minus_base, to_log2, state.sum);
+    // Rounded by itself, as the base was.
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] = __fmul_rn(s[i], to_log2);
+    to_log2 = 1.0f;
   }
+  Exponentials(s, minus_base, to_log2, state.sum);
 }
 
 // Probabilities as the products' left operand: four registers for each 16 keys.

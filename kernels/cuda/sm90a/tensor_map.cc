@@ -35,6 +35,14 @@ bool CanMap(const MappedTensor& t) {
   return true;
 }
 
+bool CanStore(const MappedTensor& t) {
+  if (reinterpret_cast<uintptr_t>(t.data) % 8 != 0 || t.head_dim % 4 != 0) return false;
+  for (const auto& [count, stride] : Axes(t)) {
+    if (count > 1 && stride % 4 != 0) return false;
+  }
+  return true;
+}
+
 absl::StatusOr<EncodeFunction> FindEncoder() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;

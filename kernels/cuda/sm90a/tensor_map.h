@@ -26,6 +26,10 @@ struct MappedTensor {
 // stride that is used above 0.
 bool CanMap(const MappedTensor& tensor);
 
+// True if the kernels can write it in place, rows in whole pieces of four elements: head_dim a
+// multiple of 4, base and strides in steps of 8 bytes.
+bool CanStore(const MappedTensor& tensor);
+
 // The driver's encoder, found through the runtime, so that nothing links the driver.
 using EncodeFunction = decltype(&cuTensorMapEncodeTiled);
 absl::StatusOr<EncodeFunction> FindEncoder();

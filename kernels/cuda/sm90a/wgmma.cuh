@@ -16,12 +16,10 @@ namespace attnd::kernels::cuda::sm90a {
 // A matrix in shared memory in rows of 128 bytes with the copy engine's 128-byte swizzle; base
 // aligned to 1024 bytes. Read along its rows (the sum runs over a row's elements), or down its
 // columns (the sum runs over rows; then chunk_bytes leads from one 64-column chunk to the next).
+// This is the descriptor's low word: the high one is always the same, and half the instructions.
 // Adding bytes / 16 moves the start.
-__device__ __forceinline__ uint64_t OperandDescriptor(uint32_t shared, int chunk_bytes) {
-  constexpr uint64_t kEightRows = 8 * 128 / 16;
-  constexpr uint64_t kSwizzle128 = 1;
-  return static_cast<uint64_t>((shared & 0x3ffff) >> 4) |
-         (static_cast<uint64_t>(chunk_bytes >> 4) << 16) | (kEightRows << 32) | (kSwizzle128 << 62);
+__device__ __forceinline__ uint32_t OperandDescriptor(uint32_t shared, int chunk_bytes) {
+  return (shared >> 4) | (static_cast<uint32_t>(chunk_bytes >> 4) << 16);
 }
 
 // Orders registers written by ordinary code before products that read or add to them.
@@ -34,6 +32,11 @@ __device__ __forceinline__ void WgmmaCommit() {
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// The same, but not to the compiler: of two branches that both wait it would make one wait before
+// them, and put it ahead of what comes before.
+__device__ __forceinline__ void WgmmaWaitForAllToo() {
+  asm volatile("wgmma.wait_group.sync.aligned 0; // too" ::: "memory");
 }
 // Keeps the compiler from moving uses of sums across a wait or a fence.
 template <int kCount>
@@ -48,6 +51,8 @@ __device__ __forceinline__ void PinRegisters(float (&d)[kCount]) {
 template <int kColumns>
 struct Wgmma;
 
+// An operand descriptor's high word: eight rows of 128 bytes (in steps of 16), 128-byte swizzle.
+#define ATTND_DESCRIPTOR_HIGH "0x40000040"
 #define ATTND_W0 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define ATTND_W1 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define ATTND_W2 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -116,25 +121,28 @@ struct Wgmma;
 
 // N: columns, N / 2 registers in BLOCKS of eight. A to F: the numbers of the six operands after
 // them.
-#define ATTND_WGMMA_SHARED(N, TYPE, BLOCKS, A, B, C)                           \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" C                          \
-               ", 0;\n"                                                        \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE \
-               " {" ATTND_LIST##BLOCKS "}, %" A ", %" B ", p, 1, 1, 0, 0;\n}"  \
-               : ATTND_SUMS##BLOCKS                                            \
-               : "l"(a), "l"(b), "r"(static_cast<int>(keep)))
-#define ATTND_WGMMA_REGISTERS(N, TYPE, BLOCKS, A, B, C, D, E, F)                                  \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" F                                             \
-               ", 0;\n"                                                                           \
-               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                    \
-               " {" ATTND_LIST##BLOCKS "}, {%" A ",%" B ",%" C ",%" D "}, %" E ", p, 1, 1, 1;\n}" \
-               : ATTND_SUMS##BLOCKS                                                               \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(keep)))
+#define ATTND_WGMMA_SHARED(N, TYPE, BLOCKS, A, B, C)                                          \
+  asm volatile(                                                                               \
+      "{\n.reg .pred p;\n.reg .b64 a, b;\n.reg .b32 h;\nmov.b32 h, " ATTND_DESCRIPTOR_HIGH    \
+      ";\nmov.b64 a, {%" A ", h};\nmov.b64 b, {%" B ", h};\nsetp.ne.b32 p, %" C               \
+      ", 0;\n"                                                                                \
+      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" ATTND_LIST##BLOCKS \
+      "}, a, b, p, 1, 1, 0, 0;\n}"                                                            \
+      : ATTND_SUMS##BLOCKS                                                                    \
+      : "r"(a), "r"(b), "r"(static_cast<int>(keep)))
+#define ATTND_WGMMA_REGISTERS(N, TYPE, BLOCKS, A, B, C, D, E, F)                                 \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 b;\n.reg .b32 h;\nmov.b32 h, " ATTND_DESCRIPTOR_HIGH \
+               ";\nmov.b64 b, {%" E ", h};\nsetp.ne.b32 p, %" F                                  \
+               ", 0;\n"                                                                          \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                   \
+               " {" ATTND_LIST##BLOCKS "}, {%" A ",%" B ",%" C ",%" D "}, b, p, 1, 1, 1;\n}"     \
+               : ATTND_SUMS##BLOCKS                                                              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(static_cast<int>(keep)))
 #define ATTND_WGMMA(N, BLOCKS, A, B, C, D, E, F)                                                \
   template <>                                                                                   \
   struct Wgmma<N> {                                                                             \
     template <class Element>                                                                    \
-    __device__ static __forceinline__ void AddShared(float (&d)[N / 2], uint64_t a, uint64_t b, \
+    __device__ static __forceinline__ void AddShared(float (&d)[N / 2], uint32_t a, uint32_t b, \
                                                      bool keep) {                               \
       if constexpr (std::is_same_v<Element, __half>) {                                          \
         ATTND_WGMMA_SHARED(N, "f16", BLOCKS, A, B, C);                                          \
@@ -144,7 +152,7 @@ struct Wgmma;
     }                                                                                           \
     template <class Element>                                                                    \
     __device__ static __forceinline__ void AddRegisters(float (&d)[N / 2], const uint32_t* a,   \
-                                                        uint64_t b, bool keep) {                \
+                                                        uint32_t b, bool keep) {                \
       if constexpr (std::is_same_v<Element, __half>) {                                          \
         ATTND_WGMMA_REGISTERS(N, "f16", BLOCKS, A, B, C, D, E, F);                              \
       } else {                                                                                  \
@@ -168,6 +176,7 @@ ATTND_WGMMA(256, 16, "128", "129", "130", "131", "132", "133")
 #undef ATTND_WGMMA
 #undef ATTND_WGMMA_REGISTERS
 #undef ATTND_WGMMA_SHARED
+#undef ATTND_DESCRIPTOR_HIGH
 #undef ATTND_R
 #undef ATTND_SUMS4
 #undef ATTND_LIST4

@@ -37,6 +37,7 @@ T __shfl_xor_sync(unsigned, T value, int) {
 inline bool __any_sync(unsigned, bool value) { return value; }
 inline void __syncwarp() {}
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __log2f(float a) { return std::log2(a); }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 inline unsigned long long atomicAdd(unsigned long long* target, unsigned long long value) {

@@ -17,12 +17,13 @@ struct List {
   std::vector<ProblemDesc> problems;
   int64_t n_items = 0;
 
-  void Add(int batch, int q_heads, int n_q_tiles, int section_heads) {
+  void Add(int batch, int q_heads, int n_q_tiles, int section_heads, int small_sections) {
     ProblemDesc d = {};
     d.batch = batch;
     d.q_heads = q_heads;
     d.n_q_tiles = n_q_tiles;
     d.section_heads = section_heads;
+    d.small_sections = small_sections;
     d.first_item = n_items;
     n_items += int64_t{n_q_tiles} * batch * q_heads;
     problems.push_back(d);
@@ -53,8 +54,13 @@ TEST(CudaWork, EveryItemIsDealtOnce) {
   const auto below = [&random](int end) { return static_cast<int>(random() % end); };
   for (int run = 0; run < 200; ++run) {
     List list;
-    for (int i = 0; i <= below(5); ++i)
-      list.Add(1 + below(4), 1 + below(9), 1 + below(7), 1 + below(40));
+    for (int i = 0; i <= below(5); ++i) {
+      const int batch = 1 + below(4);
+      const int q_heads = 1 + below(9);
+      const int section_heads = 1 + below(batch * q_heads);
+      list.Add(batch, q_heads, 1 + below(7), section_heads,
+               below(1 + batch * q_heads / section_heads));
+    }
     ExpectEveryItemOnce<false>(list);
     ExpectEveryItemOnce<true>(list);
   }
@@ -64,15 +70,15 @@ TEST(CudaWork, EveryItemIsDealtOnce) {
 // they are at hand.
 TEST(CudaWork, SectionsFollowEachOtherAndTilesDescend) {
   List list;
-  list.Add(2, 5, 3, 4);  // ten heads: sections of four, four and two
+  list.Add(2, 6, 3, 3, 2);  // twelve heads: sections of three, three and six
   int64_t number = 0;
   for (int section = 0; section < 3; ++section) {
-    const int heads = section < 2 ? 4 : 2;
+    const int heads = section < 2 ? 3 : 6;
     for (int q_tile = 2; q_tile >= 0; --q_tile) {
       for (int i = 0; i < heads; ++i, ++number) {
         const Item item = list.At<true>(number);
         EXPECT_EQ(item.q_tile, q_tile) << number;
-        EXPECT_EQ(item.batch * 5 + item.q_head, 4 * section + i) << number;
+        EXPECT_EQ(item.batch * 6 + item.q_head, 3 * section + i) << number;
       }
     }
   }

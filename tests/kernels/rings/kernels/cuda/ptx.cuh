@@ -17,10 +17,12 @@ inline uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - shared_base);
 }
 inline float Exp2(float x) { return std::exp2(x); }
+// 0 if both are finite.
 template <class Element>
-uint32_t Pack2(float, float) {
-  return 0;
+uint32_t Pack2(float lo, float hi) {
+  return std::isfinite(lo) && std::isfinite(hi) ? 0 : 1;
 }
+inline float MaxNaN(float a, float b) { return a > b || std::isnan(a) ? a : b; }
 
 }  // namespace attnd::kernels::cuda::ptx
 

@@ -102,6 +102,12 @@ inline void NamedSync(int id, int threads) { Meet(id, threads, false, true); }
 inline void NamedArrive(int id, int threads) { Meet(id, threads, false, false); }
 inline bool NamedAny(int id, int threads, bool value) { return Meet(id, threads, value, true); }
 
+template <class Element>
+uint32_t ProbeFinite(uint32_t word, uint32_t probe) {
+  return word | probe;
+}
+inline float Reciprocal(float x) { return 1 / x; }
+inline void StoreGlobal(void*, uint2) {}
 inline void FenceAsyncProxy() {}
 inline void FenceTensorMap(const CUtensorMap*) {}
 inline void TensorLoad(uint32_t, const CUtensorMap*, uint32_t, int, int, int, int) {}

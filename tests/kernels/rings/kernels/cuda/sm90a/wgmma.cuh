@@ -16,22 +16,23 @@ inline std::atomic<int> nan_per_mille{0};
 // Products with V that were issued, by all warps.
 inline std::atomic<int64_t> output_products{0};
 
-inline uint64_t OperandDescriptor(uint32_t, int) { return 0; }
+inline uint32_t OperandDescriptor(uint32_t, int) { return 0; }
 inline void WgmmaFence() {}
 inline void WgmmaCommit() {}
 template <int kPending>
 void WgmmaWait() {}
+inline void WgmmaWaitForAllToo() {}
 template <int kCount>
 void PinRegisters(float (&)[kCount]) {}
 
 template <int kColumns>
 struct Wgmma {
   template <class Element>
-  static void AddShared(float (&d)[kColumns / 2], uint64_t, uint64_t, bool) {
+  static void AddShared(float (&d)[kColumns / 2], uint32_t, uint32_t, bool) {
     std::fill(std::begin(d), std::end(d), 0.0f);
   }
   template <class Element>
-  static void AddRegisters(float (&d)[kColumns / 2], const uint32_t*, uint64_t, bool) {
+  static void AddRegisters(float (&d)[kColumns / 2], const uint32_t*, uint32_t, bool) {
     thread_local std::minstd_rand random{std::random_device{}()};
     std::fill(std::begin(d), std::end(d), 1.0f);
     if (static_cast<int>(random() % 1000) < nan_per_mille) d[0] = NAN;
