@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/features.h"
 #if ATTND_HAVE_CUDA
 #include "kernels/cuda/generic/generic_backend.h"
 #include "kernels/cuda/sm90a/sm90a_backend.h"
@@ -38,6 +39,7 @@ constexpr BackendEntry kEntries[] = {
     {cuda::kGenericName, MemoryKind::kDevice, &cuda::GenericAvailable, &cuda::CreateGeneric},
 #endif
 #if defined(__x86_64__)
+    {"cpu_amx", MemoryKind::kHost, &cpu::AmxAvailable, &cpu::CreateAmx},
     {"cpu_avx512", MemoryKind::kHost, &cpu::Avx512Available, &cpu::CreateAvx512},
     {"cpu_avx2", MemoryKind::kHost, &cpu::Avx2Available, &cpu::CreateAvx2},
 #endif
@@ -82,10 +84,12 @@ absl::StatusOr<ChosenBackend> ChooseBackend(absl::string_view name, const Backen
   // Nothing here sets variables. NOLINTNEXTLINE(concurrency-mt-unsafe)
   const char* variable = std::getenv("ATTND_BACKEND");
   if (variable != nullptr && *variable != '\0') return Force(variable, "ATTND_BACKEND", options);
+  std::string reason = "first available";
   for (const BackendEntry& entry : kEntries) {
-    if (entry.memory == MemoryKind::kHost && entry.name != kReference && entry.available().ok()) {
-      return Create(entry, "first available", options);
-    }
+    if (entry.memory != MemoryKind::kHost || entry.name == kReference) continue;
+    const absl::Status available = entry.available();
+    if (available.ok()) return Create(entry, std::move(reason), options);
+    absl::StrAppend(&reason, "; not ", entry.name, ": ", available.message());
   }
   return absl::FailedPreconditionError("no backend of this build runs on this machine");
 }

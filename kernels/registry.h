@@ -36,7 +36,7 @@ absl::Span<const BackendEntry> BackendEntries();
 
 struct ChosenBackend {
   std::unique_ptr<Backend> backend;
-  // For the log: "first available", "forced by ATTND_BACKEND".
+  // For the log: "forced by ATTND_BACKEND"; "first available", and what better ones lack.
   std::string reason;
 };
 

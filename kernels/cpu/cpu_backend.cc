@@ -4,76 +4,50 @@
 #include <atomic>
 #include <string>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 #include "absl/strings/str_cat.h"
+#include "kernels/cpu/decode_kernel.h"
 #include "kernels/cpu/flash_kernel.h"
+#include "kernels/cpu/split_results.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/tiles.h"
 #include "kernels/cpu/work_list.h"
 
 namespace attnd::kernels::cpu {
 namespace {
 
 // A helper that sleeps takes some 10 us to arrive; a core computes about this many multiply-adds in
-// that time. Less work per thread than this is not worth waking one.
+// that time, with kernels of speed 1. Less work per thread than this is not worth waking one.
 constexpr double kMinCostPerThread = 500e3;
+
+// How much faster than the vector kernels AMX multiplies, roughly.
+constexpr double kAmxSpeed = 8;
+
+// Pieces of work for each thread, so that they end together though some take longer.
+constexpr int64_t kItemsPerThread = 4;
+
+// Rows of an AMX task are cut down to this fraction for that.
+constexpr int64_t kMostFraction = 8;
 
 // Threads' scratch is cut from one workspace at multiples of a cache line.
 constexpr int64_t kAlignmentBytes = 64;
-
-Element ElementOf(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return Element::kF32;
-    case DType::kF16:
-      return Element::kF16;
-    case DType::kBF16:
-      return Element::kBF16;
-  }
-  return Element::kF32;
+int64_t RoundUp(int64_t bytes) {
+  return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
 }
 
-FlashTile TileOf(const WorkItem& item) {
-  const AttentionProblem& p = item.task->problem;
-  const AttentionArgs& a = item.task->args;
-  const int64_t element_bytes = SizeBytes(p.dtype);
-  const auto offset_bytes = [&](const Strides& strides) {
-    return (item.batch * strides.batch + item.q_head * strides.head + item.q_begin * strides.row) *
-           element_bytes;
-  };
-  FlashTile tile;
-  tile.q = static_cast<const unsigned char*>(a.q) + offset_bytes(a.q_strides);
-  tile.o = static_cast<unsigned char*>(a.o) + offset_bytes(a.o_strides);
-  tile.q_row_stride_bytes = a.q_strides.row * element_bytes;
-  tile.o_row_stride_bytes = a.o_strides.row * element_bytes;
-  if (a.lse != nullptr) {
-    tile.lse =
-        a.lse + item.batch * a.lse_batch_stride + item.q_head * a.lse_head_stride + item.q_begin;
-  }
-  if (p.kv_len > 0) {
-    tile.k = KeysOf(p, a, item.batch, item.q_head / p.group());
-    tile.v = ValuesOf(p, a, item.batch, item.q_head / p.group());
-  }
-  tile.q_begin = item.q_begin;
-  tile.rows = std::min(item.task->plan.q_tile, p.q_len - item.q_begin);
-  tile.q_len = p.q_len;
-  tile.kv_len = p.kv_len;
-  tile.head_dim = p.head_dim;
-  tile.band = p.mask.Resolve(p.q_len, p.kv_len);
-  tile.scale = p.scale;
-  tile.softcap = p.softcap;
-  tile.alibi_slope = p.alibi ? a.alibi_slopes[item.q_head] : 0.0f;
-  tile.element = ElementOf(p.dtype);
-  return tile;
-}
+// The kernels of one backend.
+struct Kernels {
+  const FlashKernel* flash;
+  const DecodeKernel* decode;  // for q_len 1
+  const GroupKernel* amx;      // for halves; null: none
+};
+
+enum class Path { kFlash, kDecode, kAmx };
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const FlashKernel& kernel, const BackendOptions& options)
-      : kernel_(kernel),
-        name_(absl::StrCat("cpu_", kernel.arch)),
+  CpuBackend(absl::string_view name, const Kernels& kernels, const BackendOptions& options)
+      : kernels_(kernels),
+        name_(name),
         pool_(options.threads > 0 ? options.threads : UsableProcessors()) {}
 
   absl::string_view Name() const override { return name_; }
@@ -83,31 +57,92 @@ class CpuBackend final : public Backend {
   KernelPlan Plan(const AttentionProblem& problem) const override {
     KernelPlan plan;
     plan.key = KeyOf(problem);
-    plan.kernel = KernelName(plan.key, kernel_.arch);
-    plan.q_tile = kernel_.q_tile;
-    plan.kv_tile = kernel_.kv_tile;
+    switch (PathOf(problem)) {
+      case Path::kFlash:
+        return Filled(plan, kernels_.flash->arch, kernels_.flash->q_tile, kernels_.flash->kv_tile);
+      case Path::kDecode:
+        return Filled(plan, kernels_.decode->arch, 1, kernels_.decode->kv_tile);
+      case Path::kAmx:
+        return Filled(plan, kernels_.amx->arch, kernels_.amx->q_block, kernels_.amx->kv_tile);
+    }
     return plan;
   }
 
   int64_t WorkspaceBytes(absl::Span<const AttentionTask> tasks) const override {
-    return Workers(WorkList(tasks)) * ScratchBytes(tasks);
+    return Workers(ListOf(tasks)) * ScratchBytes(tasks) +
+           SplitResults(kernels_.decode, tasks).bytes();
   }
 
   absl::Status Run(absl::Span<const AttentionTask> tasks, void* workspace, Stream) override {
-    const WorkList list(tasks);
+    const WorkList list = ListOf(tasks);
     if (list.size() == 0) return absl::OkStatus();
+    const int workers = Workers(list);
     const int64_t scratch_bytes = ScratchBytes(tasks);
+    auto* const memory = static_cast<unsigned char*>(workspace);
+    SplitResults splits(kernels_.decode, tasks);
+    splits.Begin(memory + workers * scratch_bytes);
     std::atomic<int64_t> next{0};
-    pool_.Run(Workers(list), [&](int worker) {
-      void* scratch = static_cast<unsigned char*>(workspace) + worker * scratch_bytes;
+    pool_.Run(workers, [&](int worker) {
+      void* scratch = memory + worker * scratch_bytes;
       for (int64_t i = next.fetch_add(1); i < list.size(); i = next.fetch_add(1)) {
-        kernel_.run(TileOf(list.At(i)), scratch);
+        RunItem(list.At(i), splits, scratch);
       }
     });
     return absl::OkStatus();
   }
 
  private:
+  static KernelPlan Filled(KernelPlan plan, const char* arch, int64_t q_tile, int64_t kv_tile) {
+    plan.kernel = KernelName(plan.key, arch);
+    plan.q_tile = q_tile;
+    plan.kv_tile = kv_tile;
+    return plan;
+  }
+
+  Path PathOf(const AttentionProblem& p) const {
+    if (p.q_len == 1) return Path::kDecode;
+    return kernels_.amx != nullptr && p.dtype != DType::kF32 ? Path::kAmx : Path::kFlash;
+  }
+
+  void RunItem(const WorkItem& item, SplitResults& splits, void* scratch) const {
+    switch (PathOf(item.task->problem)) {
+      case Path::kFlash:
+        return kernels_.flash->run(FlashTileOf(item), scratch);
+      case Path::kDecode:
+        return splits.RunItem(item, scratch);
+      case Path::kAmx:
+        return kernels_.amx->run(GroupTileOf(item), scratch);
+    }
+  }
+
+  // The fewer rows share a packing of K and V, the more pieces there are. What a row computes does
+  // not depend on it.
+  WorkList ListOf(absl::Span<const AttentionTask> tasks) const {
+    int64_t fraction = 1;
+    while (true) {
+      WorkList list(tasks, [&](const AttentionProblem& p) { return CutOf(p, fraction); });
+      if (kernels_.amx == nullptr || fraction >= kMostFraction || pool_.threads() == 1 ||
+          list.size() >= kItemsPerThread * pool_.threads()) {
+        return list;
+      }
+      fraction *= 2;
+    }
+  }
+
+  Cut CutOf(const AttentionProblem& p, int64_t fraction) const {
+    switch (PathOf(p)) {
+      case Path::kFlash:
+        return {.rows = kernels_.flash->q_tile};
+      case Path::kDecode:
+        return {.by_kv_head = true, .rows = p.group(), .split_keys = kDecodeSplitKeys};
+      case Path::kAmx:
+        return {.by_kv_head = true,
+                .rows = kernels_.amx->task_rows(ElementOf(p.dtype), p.head_dim) / fraction,
+                .speed = kAmxSpeed};
+    }
+    return {};
+  }
+
   // 0 for an empty list.
   int Workers(const WorkList& list) const {
     const double worthwhile = std::max(1.0, list.cost() / kMinCostPerThread);
@@ -118,13 +153,24 @@ class CpuBackend final : public Backend {
   // Of one thread.
   int64_t ScratchBytes(absl::Span<const AttentionTask> tasks) const {
     int64_t bytes = 0;
-    for (const AttentionTask& task : tasks) {
-      bytes = std::max(bytes, kernel_.scratch_bytes(task.problem.head_dim));
-    }
-    return (bytes + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+    for (const AttentionTask& task : tasks) bytes = std::max(bytes, ScratchBytes(task.problem));
+    return RoundUp(bytes);
   }
 
-  const FlashKernel& kernel_;
+  int64_t ScratchBytes(const AttentionProblem& p) const {
+    if (p.empty()) return 0;
+    switch (PathOf(p)) {
+      case Path::kFlash:
+        return kernels_.flash->scratch_bytes(p.head_dim);
+      case Path::kDecode:
+        return SplitResults::ScratchBytes(*kernels_.decode, p);
+      case Path::kAmx:
+        return kernels_.amx->scratch_bytes(ElementOf(p.dtype), p.head_dim);
+    }
+    return 0;
+  }
+
+  const Kernels kernels_;
   const std::string name_;
   ThreadPool pool_;
 };
@@ -132,48 +178,24 @@ class CpuBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> CreatePortable(const BackendOptions& options) {
-  return std::make_unique<CpuBackend>(kFlashPortable, options);
+  return std::make_unique<CpuBackend>("cpu_portable",
+                                      Kernels{&kFlashPortable, &kDecodePortable, nullptr}, options);
 }
 
 #if defined(__x86_64__)
-namespace {
-
-absl::Status Missing(absl::string_view features) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("the processor or the operating system does not support ", features));
-}
-
-// Not a name that __builtin_cpu_supports knows in every compiler.
-bool SupportsF16C() {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-}
-
-}  // namespace
-
 std::unique_ptr<Backend> CreateAvx2(const BackendOptions& options) {
-  return std::make_unique<CpuBackend>(kFlashAvx2, options);
-}
-
-// __builtin_cpu_supports asks the processor, and XGETBV whether the system saves the registers.
-absl::Status Avx2Available() {
-  if (!__builtin_cpu_supports("avx2")) return Missing("AVX2");
-  if (!__builtin_cpu_supports("fma")) return Missing("FMA");
-  if (!SupportsF16C()) return Missing("F16C");
-  return absl::OkStatus();
+  return std::make_unique<CpuBackend>("cpu_avx2", Kernels{&kFlashAvx2, &kDecodeAvx2, nullptr},
+                                      options);
 }
 
 std::unique_ptr<Backend> CreateAvx512(const BackendOptions& options) {
-  return std::make_unique<CpuBackend>(kFlashAvx512, options);
+  return std::make_unique<CpuBackend>("cpu_avx512", Kernels{&kFlashAvx512, &kDecodeAvx512, nullptr},
+                                      options);
 }
 
-absl::Status Avx512Available() {
-  if (absl::Status status = Avx2Available(); !status.ok()) return status;
-  if (!__builtin_cpu_supports("avx512f")) return Missing("AVX-512F");
-  if (!__builtin_cpu_supports("avx512bw")) return Missing("AVX-512BW");
-  if (!__builtin_cpu_supports("avx512dq")) return Missing("AVX-512DQ");
-  if (!__builtin_cpu_supports("avx512vl")) return Missing("AVX-512VL");
-  return absl::OkStatus();
+std::unique_ptr<Backend> CreateAmx(const BackendOptions& options) {
+  return std::make_unique<CpuBackend>("cpu_amx", Kernels{&kFlashAvx512, &kDecodeAvx512, &kFlashAmx},
+                                      options);
 }
 #endif
 

@@ -52,10 +52,50 @@ struct FlashKernel {
   void (*tanh)(const float* in, float* out, int64_t count);
 };
 
+// Query rows of all heads that share one KV head: rows [row_begin, row_begin + rows), where row r
+// is position r / group of head r % group.
+struct GroupTile {
+  const unsigned char* q = nullptr;  // of position 0 of the first head
+  unsigned char* o = nullptr;        // likewise
+  float* lse = nullptr;              // likewise, positions adjacent; null: not wanted
+  int64_t q_row_stride_bytes = 0;
+  int64_t q_head_stride_bytes = 0;
+  int64_t o_row_stride_bytes = 0;
+  int64_t o_head_stride_bytes = 0;
+  int64_t lse_head_stride = 0;
+  KvView k;
+  KvView v;
+  int64_t group = 1;
+  int64_t row_begin = 0;
+  int64_t rows = 0;  // 1 .. the kernel's task_rows
+  int64_t q_len = 0;
+  int64_t kv_len = 0;
+  int64_t head_dim = 0;  // 1 .. 256
+  Band band;             // the problem's resolved mask
+  float scale = 0;
+  float softcap = 0;                    // 0: off
+  const float* alibi_slopes = nullptr;  // of the group's heads; null: off
+  Element element = Element::kF32;
+};
+
+// A kernel for tiles of that kind. Which rows share a tile changes no row's bits.
+struct GroupKernel {
+  const char* arch;  // as it stands in a kernel's name
+  int64_t q_block;   // rows that are masked together
+  int64_t kv_tile;   // keys, likewise
+  // For this element and head_dim: rows of a tile at most, and bytes of scratch.
+  int64_t (*task_rows)(Element element, int64_t head_dim);
+  int64_t (*scratch_bytes)(Element element, int64_t head_dim);
+  // As FlashKernel::run.
+  void (*run)(const GroupTile& tile, void* scratch);
+};
+
 extern const FlashKernel kFlashPortable;
 #if defined(__x86_64__)
 extern const FlashKernel kFlashAvx2;
 extern const FlashKernel kFlashAvx512;
+// bf16 and fp16 alone.
+extern const GroupKernel kFlashAmx;
 #endif
 
 }  // namespace attnd::kernels::cpu

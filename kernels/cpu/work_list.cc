@@ -4,27 +4,41 @@
 
 namespace attnd::kernels::cpu {
 
-WorkList::WorkList(absl::Span<const AttentionTask> tasks) {
+WorkList::WorkList(absl::Span<const AttentionTask> tasks,
+                   absl::FunctionRef<Cut(const AttentionProblem&)> cut_of) {
   for (const AttentionTask& task : tasks) {
-    const AttentionProblem& p = task.problem;
-    if (p.empty()) continue;
-    const Band band = p.mask.Resolve(p.q_len, p.kv_len);
-    for (int64_t q_begin = 0; q_begin < p.q_len; q_begin += task.plan.q_tile) {
-      const int64_t q_end = std::min(q_begin + task.plan.q_tile, p.q_len);
-      const int64_t keys = band.KvRange(q_begin, q_end, p.kv_len).size();
-      // One key more: a tile without keys is still written.
-      const double cost = 2.0 * static_cast<double>(q_end - q_begin) *
-                          static_cast<double>(keys + 1) * static_cast<double>(p.head_dim);
-      runs_.push_back({&task, q_begin, cost, 0});
-    }
+    if (!task.problem.empty()) AddTask(task, cut_of(task.problem));
   }
   std::stable_sort(runs_.begin(), runs_.end(),
                    [](const Run& a, const Run& b) { return a.item_cost > b.item_cost; });
   for (Run& run : runs_) {
-    const int64_t items = run.task->problem.batch * run.task->problem.q_heads;
+    const int64_t items = run.first_item.task->problem.batch * run.heads;
     run.first = size_;
     size_ += items;
     cost_ += run.item_cost * static_cast<double>(items);
+  }
+}
+
+void WorkList::AddTask(const AttentionTask& task, const Cut& cut) {
+  const AttentionProblem& p = task.problem;
+  const Band band = p.mask.Resolve(p.q_len, p.kv_len);
+  const int64_t row_of_position = cut.by_kv_head ? p.group() : 1;
+  const int64_t heads = cut.by_kv_head ? p.kv_heads : p.q_heads;
+  const int64_t all_rows = p.q_len * row_of_position;
+  const int64_t split_keys = cut.split_keys > 0 ? cut.split_keys : std::max<int64_t>(p.kv_len, 1);
+  for (int64_t row = 0; row < all_rows; row += cut.rows) {
+    const int64_t end = std::min(row + cut.rows, all_rows);
+    const KeyRange keys =
+        band.KvRange(row / row_of_position, (end - 1) / row_of_position + 1, p.kv_len);
+    int64_t key = 0;
+    do {  // once at least: rows without keys are still written
+      const int64_t seen = std::min(keys.end, key + split_keys) - std::max(keys.begin, key);
+      const double cost = 2.0 * static_cast<double>(end - row) *
+                          static_cast<double>(std::max<int64_t>(seen, 0) + 1) *
+                          static_cast<double>(p.head_dim) / cut.speed;
+      runs_.push_back({{&task, 0, 0, row, end - row, key}, heads, cost, 0});
+      key += split_keys;
+    } while (key < p.kv_len);
   }
 }
 
@@ -33,8 +47,10 @@ WorkItem WorkList::At(int64_t index) const {
                                       [](int64_t i, const Run& run) { return i < run.first; });
   const Run& run = *(after - 1);
   const int64_t item = index - run.first;
-  const int64_t heads = run.task->problem.q_heads;
-  return {run.task, item / heads, item % heads, run.q_begin};
+  WorkItem result = run.first_item;
+  result.batch = item / run.heads;
+  result.head = item % run.heads;
+  return result;
 }
 
 }  // namespace attnd::kernels::cpu

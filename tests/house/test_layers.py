@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ALLOWED = {
     "kernels": {"kernels"},
     "kernels/cpu": {"kernels"},
+    "kernels/cpu/amx": {"kernels", "kernels/cpu"},
     "kernels/cuda": {"kernels"},
     "kernels/cuda/generic": {"kernels", "kernels/cuda"},
     "kernels/cuda/sm90a": {"kernels", "kernels/cuda"},

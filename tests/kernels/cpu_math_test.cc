@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/features.h"
 #include "kernels/cpu/flash_kernel.h"
 
 namespace attnd::kernels::cpu {

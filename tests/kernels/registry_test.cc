@@ -54,8 +54,8 @@ TEST(Registry, ListsBestFirstAndTheReferenceLast) {
     if (entry.memory == MemoryKind::kHost) names.push_back(entry.name);
   }
 #if defined(__x86_64__)
-  EXPECT_EQ(names,
-            (std::vector<std::string>{"cpu_avx512", "cpu_avx2", "cpu_portable", "reference"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"cpu_amx", "cpu_avx512", "cpu_avx2", "cpu_portable",
+                                             "reference"}));
 #else
   EXPECT_EQ(names, (std::vector<std::string>{"cpu_portable", "reference"}));
 #endif
@@ -65,13 +65,26 @@ TEST(Registry, ChoosesTheFirstAvailableAndNeverTheReference) {
   ScopedVariable unset(nullptr);
   const absl::StatusOr<ChosenBackend> chosen = ChooseBackend("", {.threads = 1});
   ASSERT_TRUE(chosen.ok()) << chosen.status();
-  EXPECT_EQ(chosen->reason, "first available");
+  EXPECT_THAT(chosen->reason, StartsWith("first available"));
   const std::vector<std::string> names = testing::AvailableBackends();
   const auto first = std::find_if(names.begin(), names.end(), [](const std::string& name) {
     return MemoryOf(name) == MemoryKind::kHost;
   });
   EXPECT_EQ(chosen->backend->Name(), *first);
   EXPECT_NE(chosen->backend->Name(), "reference");
+}
+
+// The log tells why a faster one was passed over.
+TEST(Registry, TheReasonNamesTheBetterOnesAndWhatTheyLack) {
+  ScopedVariable unset(nullptr);
+  const absl::StatusOr<ChosenBackend> chosen = ChooseBackend("", {.threads = 1});
+  ASSERT_TRUE(chosen.ok()) << chosen.status();
+  for (const BackendEntry& entry : BackendEntries()) {
+    if (entry.memory != MemoryKind::kHost) continue;
+    if (chosen->backend->Name() == entry.name) break;
+    EXPECT_THAT(chosen->reason, HasSubstr(entry.name));
+    EXPECT_THAT(chosen->reason, HasSubstr(std::string(entry.available().message())));
+  }
 }
 
 // The forced one runs: its kernels carry its own name, whichever way it was forced.

@@ -13,7 +13,17 @@ import subprocess
 import pytest
 
 OBJECTS = pathlib.Path(os.environ["ATTND_BUILD_DIR"]) / "kernels" / "CMakeFiles" / "attnd_kernels.dir"
-TABLES = {"flash_avx512": "kFlashAvx512", "flash_avx2": "kFlashAvx2", "flash_portable": "kFlashPortable"}
+TABLES = {
+    "decode_avx512": "kDecodeAvx512",
+    "decode_avx2": "kDecodeAvx2",
+    "decode_portable": "kDecodePortable",
+    "flash_amx": "kFlashAmx",
+    "flash_avx512": "kFlashAvx512",
+    "flash_avx2": "kFlashAvx2",
+    "flash_portable": "kFlashPortable",
+}
+BASELINE_TABLES = ["decode_portable", "flash_portable"]
+AVX512_TABLES = ["decode_avx512", "flash_amx", "flash_avx512"]
 
 
 def objects():
@@ -27,7 +37,7 @@ def stem(path):
 
 
 ISA_OBJECTS = [path for path in objects() if stem(path) in TABLES]
-BASELINE_OBJECTS = [path for path in objects() if stem(path) not in ("flash_avx512", "flash_avx2")]
+BASELINE_OBJECTS = [path for path in objects() if stem(path) not in TABLES or stem(path) in BASELINE_TABLES]
 
 
 def disassemble(path):
@@ -51,13 +61,14 @@ def test_kernel_units_define_their_table_alone(path):
 
 @pytest.mark.parametrize("path", BASELINE_OBJECTS, ids=stem)
 def test_baseline_units_hold_no_avx(path):
-    found = re.search(r".*%[yz]mm.*", disassemble(path))
+    found = re.search(r".*%([yz]mm|tmm).*", disassemble(path))
     assert found is None, found.group()
 
 
 # The check above can fail: the registers are there where they belong.
-@pytest.mark.parametrize("path", [path for path in ISA_OBJECTS if stem(path) != "flash_portable"], ids=stem)
+@pytest.mark.parametrize("path", [path for path in ISA_OBJECTS if stem(path) not in BASELINE_TABLES], ids=stem)
 def test_kernels_use_their_own_registers(path):
     text = disassemble(path)
     assert "%ymm" in text
-    assert ("%zmm" in text) == (stem(path) == "flash_avx512")
+    assert ("%zmm" in text) == (stem(path) in AVX512_TABLES)
+    assert ("tdpbf16ps" in text) == (stem(path) == "flash_amx")

@@ -1,0 +1,51 @@
+// Sizes of the AMX kernel, and why.
+//
+// A tile register holds 16 rows of 64 bytes; a product of two takes 16 cycles and is 16 x 16 x 32
+// multiply-adds, 1024 operations a cycle. Loading a tile from the L1 takes 8 cycles, so a 2 x 2
+// block of sums (4 loads for 4 products) keeps the unit busy.
+#ifndef ATTND_KERNELS_CPU_AMX_CONFIG_H_
+#define ATTND_KERNELS_CPU_AMX_CONFIG_H_
+
+#include <cstdint>
+
+namespace attnd::kernels::cpu::amx {
+
+inline constexpr int64_t kTileRows = 16;    // rows of a tile register
+inline constexpr int64_t kTileElems = 512;  // bf16 in one: 16 x 32
+inline constexpr int64_t kDepth = 32;  // multiply-adds of one product, head_dim is padded to it
+
+// Query rows and keys of one step. The sums of P.V are loaded and stored once a step: with 64 keys
+// that takes longer than the 8 products between, with 128 keys it is hidden behind 16. At head_dim
+// 128 a row block's Q (8 KiB), O (16 KiB), scores (16 KiB) and probabilities (8 KiB) are as large
+// as the L1, through which K and V pass; they need 32 bytes a cycle from the L2, which gives 48.
+inline constexpr int64_t kBlockRows = 32;
+inline constexpr int64_t kStepKeys = 128;
+inline constexpr int64_t kKeyGroups = kStepKeys / 32;
+
+// Key positions are cut into steps from position 0 on, for every query: what a row computes does
+// not depend on the rows that it shares a block or a task with.
+
+// Packed keys of a task at a time, in the L2 together with Q and O of all its rows: 256 KiB of K
+// and V, unless that were less than two steps.
+constexpr int64_t ChunkKeys(int64_t padded_dim, int64_t parts) {
+  const int64_t keys = 256 * 1024 / (padded_dim * parts * 4) / kStepKeys * kStepKeys;
+  return keys < 2 * kStepKeys ? 2 * kStepKeys : keys > 512 ? 512 : keys;
+}
+
+// Query rows of a task at most. Packing a key costs about as much as multiplying it by 50 rows.
+constexpr int64_t TaskRows(int64_t padded_dim, int64_t parts) {
+  return padded_dim * parts > 256 ? 256 : 512;
+}
+
+inline constexpr int64_t kL1Bytes = 48 * 1024;        // Sapphire Rapids and later
+inline constexpr int64_t kL2Bytes = 2 * 1024 * 1024;  // likewise
+
+// A step at head_dim 128.
+static_assert(kBlockRows * 128 * (2 + 4) + kBlockRows * kStepKeys * (4 + 2) <= kL1Bytes);
+// A task: packed K and V, Q and O, for bf16 and for fp16 in two parts.
+static_assert(ChunkKeys(256, 1) * 256 * 4 + TaskRows(256, 1) * 256 * 6 <= kL2Bytes);
+static_assert(ChunkKeys(256, 2) * 256 * 8 + TaskRows(256, 2) * 256 * 8 <= kL2Bytes);
+
+}  // namespace attnd::kernels::cpu::amx
+
+#endif  // ATTND_KERNELS_CPU_AMX_CONFIG_H_

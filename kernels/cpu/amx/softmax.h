@@ -1,0 +1,231 @@
+// The softmax of one step of the AMX kernel: 32 rows and 128 keys, a vector 16 keys of a row.
+// Included by the AMX kernel's unit alone.
+#ifndef ATTND_KERNELS_CPU_AMX_SOFTMAX_H_
+#define ATTND_KERNELS_CPU_AMX_SOFTMAX_H_
+
+#include "kernels/cpu/amx/config.h"
+#include "kernels/cpu/flash_kernel.h"
+#include "kernels/cpu/vector.h"
+
+// NOLINTBEGIN(misc-definitions-in-headers): internal linkage is the point, see flash_kernel.h.
+namespace attnd::kernels::cpu::amx {
+namespace {
+
+constexpr int kKeyVectors = kStepKeys / 16;
+static_assert(kKeyVectors == 8);
+constexpr float kInfinity = __builtin_inff();
+constexpr float kLog2E = 0x1.715476p+0f;
+
+// Scores in the caller's unit, times `factor`, are exponents of 2.
+struct Exponent {
+  float factor;
+  float least;  // differences of scores below this count as this: exp is about 2^-126 there
+
+  static ATTND_CPU_INLINE Exponent Of(float factor) {
+    const float least = -126.0f / factor;  // -inf for a subnormal factor
+    return {factor, least < -__FLT_MAX__ ? -__FLT_MAX__ : least};
+  }
+};
+
+// 2^(difference * factor) for difference <= 0, within 3e-6 of the value: between 2^-126 and 1,
+// exactly 1 for 0, NaN for NaN. The difference is scaled within the multiply-adds, so that scores
+// of any size cancel exactly.
+ATTND_CPU_INLINE __m512 ExpOf(__m512 difference, __m512 factor, __m512 least) {
+  // The second operand where one is NaN.
+  const __m512 d = _mm512_max_ps(least, difference);
+  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+  const __m512 magic = _mm512_set1_ps(0x1.8p23f);
+  const __m512 shifted = _mm512_fmadd_ps(d, factor, magic);
+  const __m512 n = _mm512_sub_ps(shifted, magic);
+  const __m512 r = _mm512_fmsub_ps(d, factor, n);
+  // 2^r = 1 + r g(r) on |r| <= 1/2; g by minimax fit, error 2.8e-6.
+  __m512 g = _mm512_set1_ps(0x1.3a02ccp-7f);
+  g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.c9fc46p-5f));
+  g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.ec0378p-3f));
+  g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.62e12cp-1f));
+  g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(1.0f));
+  const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(g), power));
+}
+
+// Lane i: the largest lane of v[i].
+ATTND_CPU_INLINE __m512 MaxOfEach(__m512 v[16]) {
+  const auto max = [](__m512 a, __m512 b) __attribute__((always_inline)) {
+    return _mm512_max_ps(a, b);
+  };
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    v[i] =
+        max(_mm512_shuffle_f32x4(v[i], v[i + 8], 0x44), _mm512_shuffle_f32x4(v[i], v[i + 8], 0xee));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    v[i] =
+        max(_mm512_shuffle_f32x4(v[i], v[i + 4], 0x88), _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    v[i] = max(_mm512_shuffle_ps(v[i], v[i + 2], 0x44), _mm512_shuffle_ps(v[i], v[i + 2], 0xee));
+  }
+  const __m512 mixed =
+      max(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
+  // Now by 128 bits: rows 0, 8, 4, 12; within: 0, 2, 1, 3 more.
+  const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+  return _mm512_permutexvar_ps(order, mixed);
+}
+
+// What the softmax knows of a block of rows; arrays of kBlockRows, of a task's rows together.
+struct RowState {
+  float* max;  // running maximum of the scores
+  float* sum;  // [row][16] lanes that add up to the running sum of exp(score - max)
+};
+
+// Of the step under way.
+struct StepState {
+  alignas(64) float shift[kBlockRows];   // the new maximum; 0 where that is -inf
+  alignas(64) float factor[kBlockRows];  // for what was summed before
+  uint32_t grown;                        // bit i: row i's factor is not 1, and something was summed
+};
+
+// Where a step's rows stand, for masks and ALiBi.
+struct Place {
+  const GroupTile* tile;
+  int64_t row;  // of the task's rows, the block's first
+  int64_t key;  // the step's first
+};
+
+// The keys of the step that row `row` of the task sees, as bits, 16 a vector.
+struct VisibleKeys {
+  int64_t begin;
+  int64_t end;
+
+  ATTND_CPU_INLINE VisibleKeys(const GroupTile& tile, int64_t row, int64_t key) {
+    const KeyRange range = tile.band.RowKeys((tile.row_begin + row) / tile.group, tile.kv_len);
+    begin = range.begin - key;
+    end = range.end - key;
+  }
+  ATTND_CPU_INLINE __mmask16 Of(int vector) const {
+    return static_cast<__mmask16>(Below(end - 16 * vector) & ~Below(begin - 16 * vector));
+  }
+  static ATTND_CPU_INLINE uint32_t Below(int64_t lane) {
+    return lane >= 16 ? 0xffff : lane > 0 ? (1u << lane) - 1 : 0;
+  }
+};
+
+// softcap and ALiBi: dot products of one row become scores.
+ATTND_CPU_INLINE void Transform(const Place& at, int64_t row, __m512 x[kKeyVectors]) {
+  const GroupTile& tile = *at.tile;
+  const int64_t task_row = tile.row_begin + at.row + row;
+  const float slope =
+      tile.alibi_slopes != nullptr ? tile.alibi_slopes[task_row % tile.group] : 0.0f;
+  const auto position =
+      static_cast<float>(task_row / tile.group + tile.kv_len - tile.q_len - at.key);
+  for (int i = 0; i < kKeyVectors; ++i) {
+    F32 score = static_cast<F32>(x[i]) * tile.scale;
+    if (tile.softcap > 0) score = Tanh(score / tile.softcap) * tile.softcap;
+    if (slope != 0) {
+      F32 keys;
+      for (int lane = 0; lane < kLanes; ++lane) keys[lane] = static_cast<float>(16 * i + lane);
+      score = Fma(Abs(position - keys), Broadcast(-slope), score);
+    }
+    x[i] = score;
+  }
+}
+
+// New maxima of 16 rows from `first` on, and what follows from them. `scores`: [row][kStepKeys].
+// With kGeneral, softcap and ALiBi are applied; with kEdge, hidden keys become -inf; both are
+// stored. Not inlined: its instances serve every head_dim.
+template <bool kEdge, bool kGeneral>
+__attribute__((noinline)) void NewMaxima(const Place& at, const Exponent& exponent,
+                                         const RowState& rows, int64_t first, float* scores,
+                                         StepState& step) {
+  __m512 v[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    float* row = scores + (first + i) * kStepKeys;
+    __m512 x[kKeyVectors];
+    for (int j = 0; j < kKeyVectors; ++j) x[j] = _mm512_load_ps(row + 16 * j);
+    if constexpr (kGeneral) Transform(at, first + i, x);
+    if constexpr (kEdge) {
+      const VisibleKeys visible(*at.tile, at.row + first + i, at.key);
+      for (int j = 0; j < kKeyVectors; ++j) {
+        x[j] = _mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity), visible.Of(j), x[j]);
+      }
+    }
+    if constexpr (kEdge || kGeneral) {
+      for (int j = 0; j < kKeyVectors; ++j) _mm512_store_ps(row + 16 * j, x[j]);
+    }
+    for (int j = 1; j < kKeyVectors; ++j) x[0] = _mm512_max_ps(x[j], x[0]);
+    v[i] = x[0];
+  }
+  float* max = rows.max + at.row + first;
+  const __m512 old_max = _mm512_load_ps(max);
+  const __m512 new_max = _mm512_max_ps(MaxOfEach(v), old_max);
+  const __m512 none = _mm512_set1_ps(-kInfinity);
+  const __m512 shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(new_max, none, _CMP_NEQ_UQ), new_max);
+  _mm512_store_ps(max, new_max);
+  _mm512_store_ps(step.shift + first, shift);
+  _mm512_store_ps(step.factor + first,
+                  ExpOf(_mm512_sub_ps(old_max, shift), _mm512_set1_ps(exponent.factor),
+                        _mm512_set1_ps(exponent.least)));
+  const uint32_t grown = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(old_max, none, _CMP_NEQ_UQ),
+                                                 new_max, old_max, _CMP_NEQ_UQ);
+  step.grown = (first == 0 ? 0 : step.grown) | grown << first;
+}
+
+// Scores of rows [begin, end) become probabilities in bf16, as the left operand of P.V:
+// [part][row half][group of 32 keys][row][32]. With kEdge, -inf gives exactly 0.
+template <int kParts, bool kEdge>
+ATTND_CPU_INLINE void Probabilities(const Place& at, const Exponent& exponent, const RowState& rows,
+                                    const StepState& step, int64_t begin, int64_t end,
+                                    const float* scores, uint16_t* p) {
+  const __m512 factor = _mm512_set1_ps(exponent.factor);
+  const __m512 least = _mm512_set1_ps(exponent.least);
+  for (int64_t row = begin; row < end; ++row) {
+    const __m512 shift = _mm512_set1_ps(step.shift[row]);
+    __m512 e[kKeyVectors];
+#pragma GCC unroll 8
+    for (int i = 0; i < kKeyVectors; ++i) {
+      const __m512 score = _mm512_load_ps(scores + row * kStepKeys + 16 * i);
+      e[i] = ExpOf(_mm512_sub_ps(score, shift), factor, least);
+      if constexpr (kEdge) {
+        e[i] = _mm512_maskz_mov_ps(
+            _mm512_cmp_ps_mask(score, _mm512_set1_ps(-kInfinity), _CMP_NEQ_UQ), e[i]);
+      }
+    }
+    float* sum = rows.sum + (at.row + row) * 16;
+    const __m512 total =
+        _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(e[0], e[1]), _mm512_add_ps(e[2], e[3])),
+                      _mm512_add_ps(_mm512_add_ps(e[4], e[5]), _mm512_add_ps(e[6], e[7])));
+    _mm512_store_ps(sum,
+                    _mm512_fmadd_ps(_mm512_load_ps(sum), _mm512_set1_ps(step.factor[row]), total));
+    uint16_t* to = p + row / 16 * kKeyGroups * kTileElems + row % 16 * kDepth;
+#pragma GCC unroll 4
+    for (int group = 0; group < kKeyGroups; ++group) {
+      const auto high =
+          reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(e[2 * group + 1], e[2 * group]));
+      _mm512_store_si512(to + group * kTileElems, high);
+      if constexpr (kParts == 2) {
+        const __m512 rest0 = _mm512_sub_ps(e[2 * group], WidenBF16(_mm512_castsi512_si256(high)));
+        const __m512 rest1 =
+            _mm512_sub_ps(e[2 * group + 1], WidenBF16(_mm512_extracti64x4_epi64(high, 1)));
+        _mm512_store_si512(to + (2 * kKeyGroups + group) * kTileElems,
+                           reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(rest1, rest0)));
+      }
+    }
+  }
+}
+
+template <int kParts>
+__attribute__((noinline)) void EdgeProbabilities(const Place& at, const Exponent& exponent,
+                                                 const RowState& rows, const StepState& step,
+                                                 int64_t begin, int64_t end, const float* scores,
+                                                 uint16_t* p) {
+  Probabilities<kParts, true>(at, exponent, rows, step, begin, end, scores, p);
+}
+
+}  // namespace
+}  // namespace attnd::kernels::cpu::amx
+// NOLINTEND(misc-definitions-in-headers)
+
+#endif  // ATTND_KERNELS_CPU_AMX_SOFTMAX_H_
