@@ -42,6 +42,7 @@ class Cuda {
   virtual absl::StatusOr<void*> NewPinnedMemory(int64_t size_bytes) = 0;
   virtual void FreePinnedMemory(void* memory) = 0;
   // Makes memory that is there already, whole pages, what NewPinnedMemory gives, and back.
+  // RESOURCE_EXHAUSTED if the system will not have it; the device goes on.
   virtual absl::Status PinMemory(void* memory, int64_t size_bytes) = 0;
   virtual void UnpinMemory(void* memory) = 0;
 

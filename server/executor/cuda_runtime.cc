@@ -42,9 +42,12 @@ class CudaRuntime final : public Cuda {
 
   absl::Status PinMemory(void* memory, int64_t size_bytes) override {
     ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
-    ATTND_CUDA_RETURN_IF_ERROR(
-        cudaHostRegister(memory, static_cast<size_t>(size_bytes), cudaHostRegisterPortable));
-    return absl::OkStatus();
+    const cudaError_t error =
+        cudaHostRegister(memory, static_cast<size_t>(size_bytes), cudaHostRegisterPortable);
+    if (error == cudaSuccess) return absl::OkStatus();
+    cudaGetLastError();  // the memory's fault: the next call is not to be blamed for it
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cudaHostRegister of ", size_bytes, " bytes: ", cudaGetErrorString(error)));
   }
   void UnpinMemory(void* memory) override { cudaHostUnregister(memory); }
 

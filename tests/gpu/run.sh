@@ -102,6 +102,7 @@ for suite in conformance invariance dynamic_range public_failures; do
 done
 report registry "$here/tests/registry_test"
 report cuda_device "$here/tests/cuda_device_gpu_test"
+report cuda_regions "$here/tests/cuda_regions_gpu_test"
 if [ "$gpus" -ge 2 ]; then
   report cuda_devices "$here/tests/cuda_devices_gpu_test"
   report two_gpus "$here/gpu/two_gpus.sh"

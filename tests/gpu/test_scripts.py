@@ -25,7 +25,7 @@ def bundle(tmp_path):
     for script in SCRIPTS:
         shutil.copy(HERE / script, tmp_path / "gpu")
     for test in ("conformance", "invariance", "dynamic_range", "public_failures", "registry", "cuda_device_gpu",
-                 "cuda_devices_gpu"):
+                 "cuda_devices_gpu", "cuda_regions_gpu"):
         write_program(tmp_path / "tests" / f"{test}_test", "echo fine")
     write_program(tmp_path / "tests" / "planted_race", "[ $1 = none ] || exit 9")
     write_program(tmp_path / "bin" / "kernel_bench", "echo a table")
