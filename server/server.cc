@@ -195,6 +195,7 @@ class Server::Impl {
       health_ = nullptr;
     }
     grpc_.reset();
+    deadlines_.reset();
   }
 
   absl::Status Start() {
@@ -368,6 +369,7 @@ class Server::Impl {
     parts.clock = &clock_;
     parts.metrics = &metrics_;
     parts.gate = &gate_;
+    parts.deadlines = deadlines_.get();
     parts.receive_budget = &receive_budget_;
     parts.payload_pool = &payload_memory_.pool;
     parts.answer_pool = &answer_memory_.pool;
@@ -421,6 +423,7 @@ class Server::Impl {
   SteadyClock clock_;
   Metrics metrics_;
   CallGate gate_;
+  std::unique_ptr<DeadlineWatch> deadlines_ = std::make_unique<DeadlineWatch>(&clock_);
   ReceiveBudget receive_budget_;
   const Devices devices_;
   HostMemory payload_memory_;

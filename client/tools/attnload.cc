@@ -148,6 +148,6 @@ int Main(const std::vector<std::string>& words) {
 }  // namespace attnd::tools
 
 int main(int argc, char** argv) {
-  attnd::tools::TuneMalloc();
+  attnd::tools::TuneProcess();
   return attnd::tools::Main({argv + 1, argv + argc});
 }

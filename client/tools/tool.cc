@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 
 namespace attnd::tools {
 
@@ -30,11 +31,13 @@ absl::Status ReadTransport(const Args& args, Transport* transport) {
       absl::StrCat("--transport is \"", *name, "\", must be unary, stream, region or auto"));
 }
 
-void TuneMalloc() {
+void TuneProcess() {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 64 << 20);
   mallopt(M_ARENA_MAX, 2);
+  // Debian's abseil looks for cycles of gRPC's locks, as a debug build would.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 }
 
 }  // namespace attnd::tools

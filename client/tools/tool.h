@@ -24,7 +24,7 @@ absl::Status ReadTransport(const Args& args, Transport* transport);
 
 // Freed memory stays with the process: page faults cost more than the copies (measured: 1.2 to 2.3
 // times the throughput). A tool's decision, never a library's.
-void TuneMalloc();
+void TuneProcess();
 
 }  // namespace attnd::tools
 

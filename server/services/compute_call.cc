@@ -44,7 +44,7 @@ void ComputeCall::Admit() {
   declared_bytes_ = *declared;
 
   const TimePoint now = parts_.clock->Now();
-  ArmAlarm(ToSteady(context_->deadline(), now), now);
+  WatchDeadline(ToSteady(context_->deadline(), now), now);
   uint64_t ticket = 0;
   absl::Status status = parts_.receive_budget->Acquire(
       std::min(declared_bytes_ * messages_at_once(), parts_.receive_budget->budget_bytes()),
@@ -61,29 +61,19 @@ void ComputeCall::Admit() {
     MutexLock lock(mutex_);
     if (stop_.ok()) return;
   }
-  // The alarm rang before there was a ticket for it.
+  // The deadline passed before there was a ticket.
   ReceiveDeadlinePassed();
 }
 
-void ComputeCall::ArmAlarm(TimePoint grpc_deadline, TimePoint now) {
+void ComputeCall::WatchDeadline(TimePoint grpc_deadline, TimePoint now) {
   deadline_ = grpc_deadline;
   if (parts_.default_deadline_ms <= 0) return;
   const TimePoint own = now + std::chrono::milliseconds(parts_.default_deadline_ms);
   // gRPC watches over its own deadline.
   if (grpc_deadline <= own) return;
   deadline_ = own;
-  MutexLock lock(mutex_);
-  alarm_ = std::make_unique<grpc::Alarm>();
-  alarm_self_ = shared_from_this();
-  PassBaton(this);
-  alarm_->Set(std::chrono::system_clock::now() + (own - now), [this](bool rang) { Rang(rang); });
-}
-
-// Once for every alarm that was armed, also for one that was taken back.
-void ComputeCall::Rang(bool rang) {
-  PassBaton(this);
-  const std::shared_ptr<ComputeCall> self = std::move(alarm_self_);
-  if (rang) ReceiveDeadlinePassed();
+  watched_ =
+      parts_.deadlines->Add(own, [self = shared_from_this()] { self->ReceiveDeadlinePassed(); });
 }
 
 void ComputeCall::Granted(ReceivePermit permit) {
@@ -126,7 +116,7 @@ void ComputeCall::StopReading(const absl::Status& why) {
   End(why, Stage::kReceive);
 }
 
-// The alarm: from now on nothing more is received.
+// The server's own: from now on nothing more is received.
 void ComputeCall::ReceiveDeadlinePassed() {
   if (parts_.receive_budget->Cancel(ticket_.load(std::memory_order_acquire))) {
     return End(DeadlinePassed(), Stage::kReceive);
@@ -145,10 +135,7 @@ void ComputeCall::OnReadDone(bool ok) {
   ok ? OnMessage() : OnCallerClosed();
 }
 
-void ComputeCall::ReceivedAll() {
-  MutexLock lock(mutex_);
-  alarm_.reset();
-}
+void ComputeCall::ReceivedAll() { parts_.deadlines->TakeBack(watched_); }
 
 absl::Status ComputeCall::CheckDeclared() const {
   const auto bytes = static_cast<int64_t>(message_.Length());
@@ -311,10 +298,7 @@ void ComputeCall::OnDone() {
   Drop();
   message_.Clear();
   outgoing_.Clear();
-  {
-    MutexLock lock(mutex_);
-    alarm_.reset();
-  }
+  parts_.deadlines->TakeBack(watched_);
   CallGate* const gate = inside_gate_ ? parts_.gate : nullptr;
   const std::shared_ptr<ComputeCall> self = std::move(self_);
   if (gate != nullptr) gate->Leave();

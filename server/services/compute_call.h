@@ -3,7 +3,6 @@
 #ifndef ATTND_SERVER_SERVICES_COMPUTE_CALL_H_
 #define ATTND_SERVER_SERVICES_COMPUTE_CALL_H_
 
-#include <grpcpp/alarm.h>
 #include <grpcpp/generic/async_generic_service.h>
 
 #include <atomic>
@@ -18,6 +17,7 @@
 #include "server/metrics/metrics.h"
 #include "server/scheduler/scheduler.h"
 #include "server/services/call_gate.h"
+#include "server/services/deadline_watch.h"
 #include "server/services/worker_pool.h"
 #include "server/wire/wire.h"
 
@@ -28,6 +28,7 @@ struct ComputeParts {
   Clock* clock = nullptr;
   Metrics* metrics = nullptr;
   CallGate* gate = nullptr;
+  DeadlineWatch* deadlines = nullptr;
   ReceiveBudget* receive_budget = nullptr;
   BufferPool* payload_pool = nullptr;
   RegionTable* regions = nullptr;  // null: none are taken
@@ -96,7 +97,7 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   // By who is not the owner, while gRPC reads or is about to: ends the call with `why` in the
   // reader's place. Where a message is there already, whoever has it sees to the end.
   void StopReading(const absl::Status& why);
-  // Nothing more is received; the alarm goes.
+  // Nothing more is received; the server's own deadline is watched no more.
   void ReceivedAll();
   // OK, or INVALID_ARGUMENT if message_ is larger than was declared.
   absl::Status CheckDeclared() const;
@@ -135,14 +136,13 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   enum class Phase { kIdle, kAsking, kReading, kExpired };
 
   void Admit();
-  void ArmAlarm(TimePoint grpc_deadline, TimePoint now);
-  void Rang(bool rang);
+  void WatchDeadline(TimePoint grpc_deadline, TimePoint now);
   void Granted(ReceivePermit permit);
   void ReceiveDeadlinePassed();
   void JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage stage);
 
-  std::shared_ptr<ComputeCall> self_;        // until OnDone
-  std::shared_ptr<ComputeCall> alarm_self_;  // until Rang
+  std::shared_ptr<ComputeCall> self_;  // until OnDone
+  DeadlineWatch::Entry watched_;
   bool inside_gate_ = false;
   // Also the size of the permit.
   int64_t declared_bytes_ = 0;
@@ -157,7 +157,6 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   absl::Status stop_ ABSL_GUARDED_BY(mutex_);  // not OK: nothing more is to be read, for this
   // Weak: the job holds the call.
   std::weak_ptr<Job> job_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<grpc::Alarm> alarm_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace attnd::server

@@ -119,7 +119,7 @@ class Answerer {
 }  // namespace
 
 int RunClient(const TransportEntry& entry, const std::string& address) {
-  if (entry.tunes_malloc) tools::TuneMalloc();
+  if (entry.tunes_malloc) tools::TuneProcess();
   const auto transport = entry.connect(address);
   if (!transport.ok()) {
     std::cerr << "service_bench: " << entry.name << ": " << transport.status() << std::endl;

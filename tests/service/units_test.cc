@@ -3,13 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
 #include <thread>
+#include <vector>
 
 #include "server/listen_address.h"
 #include "server/log.h"
 #include "server/options.h"
 #include "server/services/call_facts.h"
 #include "server/services/call_gate.h"
+#include "server/services/deadline_watch.h"
 #include "server/services/message_bytes.h"
 #include "server/services/worker_pool.h"
 
@@ -176,6 +179,51 @@ TEST(MessageBytesTest, ABufferGoesBackOnlyWhenItsSliceIsGone) {
   EXPECT_GE(pool.used_bytes(), 1100);
   slices.clear();
   EXPECT_EQ(pool.used_bytes(), 0);
+}
+
+class DeadlineWatchTest : public ::testing::Test {
+ protected:
+  SteadyClock clock_;
+  DeadlineWatch watch_{&clock_};
+};
+
+TEST_F(DeadlineWatchTest, CallsInTheOrderOfDeadlinesNotOfCalls) {
+  const TimePoint now = clock_.Now();
+  std::promise<void> both;
+  std::vector<int> order;
+  watch_.Add(now + std::chrono::hours(1), [&] { order.push_back(3); });
+  watch_.Add(now + std::chrono::milliseconds(2), [&] {
+    order.push_back(2);
+    both.set_value();
+  });
+  watch_.Add(now - std::chrono::milliseconds(1), [&] { order.push_back(1); });
+  both.get_future().wait();
+  EXPECT_THAT(order, ::testing::ElementsAre(1, 2));
+}
+
+TEST_F(DeadlineWatchTest, WhatIsTakenBackIsDroppedAndNotCalled) {
+  const auto held = std::make_shared<int>(0);
+  std::atomic<bool> called{false};
+  const TimePoint soon = clock_.Now() + std::chrono::hours(1);
+  const auto entry = watch_.Add(soon, [&called, held] { called = true; });
+  watch_.Add(soon, [held] {});
+  EXPECT_EQ(held.use_count(), 3);
+  watch_.TakeBack(entry);
+  EXPECT_EQ(held.use_count(), 2);
+  watch_.TakeBack(entry);
+  watch_.TakeBack(DeadlineWatch::Entry());
+  EXPECT_EQ(held.use_count(), 2);
+  EXPECT_FALSE(called);
+}
+
+TEST_F(DeadlineWatchTest, MayBeAskedFromWithinACall) {
+  std::promise<void> done;
+  watch_.Add(clock_.Now(), [&] {
+    const auto entry = watch_.Add(kNever, [] {});
+    watch_.TakeBack(entry);
+    watch_.Add(clock_.Now(), [&] { done.set_value(); });
+  });
+  done.get_future().wait();
 }
 
 }  // namespace
