@@ -51,8 +51,8 @@ ABSL_FLAG(int64_t, max_queue_requests, Defaults().scheduler.max_queue_requests,
           "Requests that may wait for a device; more are refused. 0 and negative: refused.");
 ABSL_FLAG(
     int64_t, max_queue_bytes, Defaults().scheduler.max_queue_bytes,
-    "Payload and answer bytes of the requests that may wait for a device; more are refused. 0 "
-    "and negative: refused.");
+    "Payload and answer bytes of the requests that may wait for a device; more are refused. 0: as "
+    "much as --arena_bytes. Negative: refused.");
 ABSL_FLAG(int64_t, max_batch_problems, Defaults().scheduler.max_batch_problems,
           "Requests that run together at most. 0 and negative: refused.");
 ABSL_FLAG(int64_t, max_batch_bytes, Defaults().scheduler.max_batch_bytes,
@@ -74,9 +74,12 @@ ABSL_FLAG(
     "Payload of a stream at most, in bytes; larger ones are refused at their header. 0: 3 GiB, 6 "
     "GiB with a GPU. Never more than --arena_bytes (or --pinned_bytes) holds: 4 ninths of it. "
     "Negative: refused.");
-ABSL_FLAG(int64_t, arena_bytes, Defaults().arena_bytes,
-          "Memory of decoded payloads (one half) and of answers (the other); requests wait for it. "
-          "At least 3 times --max_unary_bytes; 0 and negative: refused.");
+ABSL_FLAG(
+    int64_t, arena_bytes, Defaults().arena_bytes,
+    "Memory of decoded payloads (one half) and of answers (the other); requests wait for it. "
+    "At least 3 times --max_unary_bytes. 0: what the largest stream needs (7 GiB, 14 GiB with "
+    "a GPU), but at most half of the machine's or the control group's memory. Negative: "
+    "refused.");
 ABSL_FLAG(
     int64_t, pinned_bytes, Defaults().pinned_bytes,
     "Where there is a GPU: pinned memory of payloads and answers, in place of --arena_bytes. At "

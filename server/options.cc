@@ -1,5 +1,10 @@
 #include "server/options.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "server/listen_address.h"
@@ -39,14 +44,14 @@ absl::Status CheckRanges(const ServerOptions& options) {
   } ranges[] = {
       {"threads", options.threads, 0, kMaxThreads},
       {"max_queue_requests", options.scheduler.max_queue_requests, 1, kMaxCount},
-      {"max_queue_bytes", options.scheduler.max_queue_bytes, 1, kMaxBytes},
+      {"max_queue_bytes", options.scheduler.max_queue_bytes, 0, kMaxBytes},
       {"max_batch_problems", options.scheduler.max_batch_problems, 1, kMaxCount},
       {"max_batch_bytes", options.scheduler.max_batch_bytes, 1, kMaxBytes},
       {"max_batch_delay_us", options.scheduler.max_batch_delay_us, 0, kMaxMs * 1000},
       {"max_unary_bytes", options.max_unary_bytes, 1, kMaxUnaryBytes},
       {"max_stream_bytes", options.max_stream_bytes, 0, kMaxBytes},
       {"receive_bytes", options.receive_bytes, 1, kMaxBytes},
-      {"arena_bytes", options.arena_bytes, 1, kMaxBytes},
+      {"arena_bytes", options.arena_bytes, 0, kMaxBytes},
       {"pinned_bytes", options.pinned_bytes, 0, kMaxBytes},
       {"device_bytes", options.device_bytes, 0, kMaxBytes},
       {"max_region_bytes", options.max_region_bytes, 0, kMaxBytes},
@@ -61,6 +66,21 @@ absl::Status CheckRanges(const ServerOptions& options) {
     }
   }
   return absl::OkStatus();
+}
+
+// Half is for payloads, in blocks that are up to an eighth larger.
+int64_t LeastArenaBytes(int64_t max_unary_bytes) { return 3 * max_unary_bytes; }
+
+// The machine's memory, or less where the process' control group has less.
+int64_t UsableBytes() {
+  int64_t bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  for (const char* path :
+       {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(path);
+    int64_t limit_bytes = 0;  // "max" is no number
+    if (file >> limit_bytes) bytes = std::min(bytes, limit_bytes);
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -84,10 +104,8 @@ absl::Status Validate(const ServerOptions& options) {
         "receive_bytes", options.receive_bytes,
         absl::StrCat("must hold one request of --max_unary_bytes=", options.max_unary_bytes));
   }
-  // Half of each is for payloads, in blocks that are up to an eighth larger.
-  const int64_t least_bytes = 3 * options.max_unary_bytes;
   const auto check_memory = [&](absl::string_view flag, int64_t bytes) {
-    if (bytes >= least_bytes) return absl::OkStatus();
+    if (bytes == 0 || bytes >= LeastArenaBytes(options.max_unary_bytes)) return absl::OkStatus();
     return Invalid(
         flag, bytes,
         absl::StrCat("must be at least 3 times --max_unary_bytes=", options.max_unary_bytes));
@@ -95,8 +113,25 @@ absl::Status Validate(const ServerOptions& options) {
   if (absl::Status status = check_memory("arena_bytes", options.arena_bytes); !status.ok()) {
     return status;
   }
-  if (options.pinned_bytes > 0) return check_memory("pinned_bytes", options.pinned_bytes);
-  return absl::OkStatus();
+  return check_memory("pinned_bytes", options.pinned_bytes);
+}
+
+int64_t DefaultStreamBytes(bool has_gpu) { return int64_t{has_gpu ? 6 : 3} << 30; }
+
+int64_t DefaultArenaBytes(int64_t usable_bytes, int64_t max_unary_bytes, bool has_gpu) {
+  // Payload and answer, in blocks of up to an eighth more, and some small ones.
+  const int64_t wanted_bytes = DefaultStreamBytes(has_gpu) / 4 * 9 + (1 << 20);
+  return std::max(LeastArenaBytes(max_unary_bytes), std::min(wanted_bytes, usable_bytes / 2));
+}
+
+ServerOptions FillIn(ServerOptions options, bool has_gpu) {
+  if (options.arena_bytes == 0) {
+    options.arena_bytes = DefaultArenaBytes(UsableBytes(), options.max_unary_bytes, has_gpu);
+  }
+  if (options.scheduler.max_queue_bytes == 0) {
+    options.scheduler.max_queue_bytes = options.arena_bytes;
+  }
+  return options;
 }
 
 }  // namespace attnd::server

@@ -20,15 +20,16 @@ struct ServerOptions {
   std::string devices = "auto";
   std::string backend;
   int threads = 0;
-  SchedulerOptions scheduler;
+  // max_queue_bytes 0: as much as arena_bytes.
+  SchedulerOptions scheduler{.max_queue_bytes = 0};
   // Four calls of the largest size at once, or many small ones.
   int64_t receive_bytes = int64_t{1} << 30;
   int64_t max_unary_bytes = int64_t{256} << 20;
   // Payload of one stream. 0: 3 GiB, 6 GiB where there is a GPU; never more than the memory for
   // payloads holds (server.cc).
   int64_t max_stream_bytes = 0;
-  // Half for payloads, half for answers, so that neither waits for the other.
-  int64_t arena_bytes = int64_t{2} << 30;
+  // Half for payloads, half for answers, so that neither waits for the other. 0: DefaultArenaBytes.
+  int64_t arena_bytes = 0;
   int64_t pinned_bytes = 0;
   int64_t device_bytes = 0;
   // Empty: where clients look for it. kNoLocalSocket: there is none.
@@ -43,6 +44,16 @@ struct ServerOptions {
 
 // A message larger than this is none that protobuf can read.
 inline constexpr int64_t kMaxUnaryBytes = (int64_t{1} << 31) - 1;
+
+// What a stream of the largest default size needs, but at most half of `usable_bytes`, and at least
+// what one message of `max_unary_bytes` needs.
+int64_t DefaultArenaBytes(int64_t usable_bytes, int64_t max_unary_bytes, bool has_gpu);
+
+// Payload of the largest stream by default.
+int64_t DefaultStreamBytes(bool has_gpu);
+
+// The options with what the machine decides filled in.
+ServerOptions FillIn(ServerOptions options, bool has_gpu);
 
 // OK, or INVALID_ARGUMENT naming the flag, its value, and what would do.
 absl::Status Validate(const ServerOptions& options);

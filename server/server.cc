@@ -66,7 +66,7 @@ wire::Limits WireLimits(const ServerOptions& options) {
 // What may be asked for, and what blocks of up to an eighth more than their size leave room for.
 int64_t MaxStreamBytes(const ServerOptions& options, const BufferPool& payload_pool, bool has_gpu) {
   const int64_t asked_bytes =
-      options.max_stream_bytes > 0 ? options.max_stream_bytes : int64_t{has_gpu ? 6 : 3} << 30;
+      options.max_stream_bytes > 0 ? options.max_stream_bytes : DefaultStreamBytes(has_gpu);
   return std::min(asked_bytes, (payload_pool.budget_bytes() - 3 * kBlockAlignment) / 9 * 8);
 }
 
@@ -458,7 +458,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
     if (!created.ok()) return created.status();
     devices = *std::move(created);
   }
-  auto impl = std::make_unique<Impl>(options, std::move(devices), std::move(on_device_lost));
+  const bool has_gpu = std::any_of(devices.begin(), devices.end(), [](const auto& device) {
+    return device->PinnedBlocks() != nullptr;
+  });
+  auto impl = std::make_unique<Impl>(FillIn(options, has_gpu), std::move(devices),
+                                     std::move(on_device_lost));
   if (absl::Status status = impl->Start(); !status.ok()) return status;
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }

@@ -181,6 +181,25 @@ TEST(MessageBytesTest, ABufferGoesBackOnlyWhenItsSliceIsGone) {
   EXPECT_EQ(pool.used_bytes(), 0);
 }
 
+TEST(DefaultArenaTest, HoldsTheLargestStreamWhereTheMachineCan) {
+  constexpr int64_t kGib = int64_t{1} << 30;
+  const int64_t arena_bytes = DefaultArenaBytes(64 * kGib, kGib / 4, /*has_gpu=*/false);
+  EXPECT_GE(arena_bytes / 2 / 9 * 8, 3 * kGib);
+  EXPECT_LT(arena_bytes, 7 * kGib);
+  EXPECT_GE(DefaultArenaBytes(64 * kGib, kGib / 4, /*has_gpu=*/true) / 2 / 9 * 8, 6 * kGib);
+  EXPECT_EQ(DefaultArenaBytes(4 * kGib, kGib / 4, /*has_gpu=*/false), 2 * kGib);
+  EXPECT_EQ(DefaultArenaBytes(kGib, kGib / 4, /*has_gpu=*/false), kGib / 4 * 3);
+}
+
+TEST(DefaultArenaTest, WhatIsAskedForStays) {
+  ServerOptions options;
+  options.arena_bytes = 1000 << 20;
+  EXPECT_EQ(FillIn(options, false).arena_bytes, 1000 << 20);
+  EXPECT_EQ(FillIn(options, false).scheduler.max_queue_bytes, 1000 << 20);
+  options.scheduler.max_queue_bytes = 5;
+  EXPECT_EQ(FillIn(options, false).scheduler.max_queue_bytes, 5);
+}
+
 class DeadlineWatchTest : public ::testing::Test {
  protected:
   SteadyClock clock_;
