@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/registry.h"
+#include "tests/bench/ceiling.h"
 #include "tests/bench/measure.h"
 #include "tests/bench/report.h"
 #include "tests/bench/tune.h"
@@ -31,6 +32,9 @@ ABSL_FLAG(int, min_time_ms, 10, "A round runs a case again until this time has p
 ABSL_FLAG(bool, all_cases, false, "Chooses among the cases of the conformance tests too.");
 ABSL_FLAG(bool, json, false, "Prints a JSON array instead of a table.");
 ABSL_FLAG(bool, list, false, "Prints the names of the chosen cases and times nothing.");
+ABSL_FLAG(
+    bool, ceiling, false,
+    "Measures the machine's ceilings in the same run: products in registers, reading memory.");
 ABSL_FLAG(bool, tune, false,
           "Times every configuration that one backend has of its kernels, on cases of its own, and "
           "prints the best.");
@@ -157,9 +161,17 @@ absl::Status Bench() {
     rows.insert(rows.end(), measured->begin(), measured->end());
   }
   ShowProgress(cases->size(), cases->size(), "");
-  const std::string report = absl::GetFlag(FLAGS_json)
-                                 ? ToJson(rows)
-                                 : absl::StrCat(Recipe(threads, options), ToTable(rows));
+  std::vector<Ceiling> ceilings;
+  if (absl::GetFlag(FLAGS_ceiling)) {
+    auto measured = MeasureCeilings(threads > 0 ? threads : kernels::UsableProcessors(),
+                                    options.rounds, options.min_time_ms);
+    if (!measured.ok()) return measured.status();
+    ceilings = *std::move(measured);
+  }
+  const std::string report =
+      absl::GetFlag(FLAGS_json)
+          ? ToJson(rows, ceilings)
+          : absl::StrCat(Recipe(threads, options), ToText(ceilings), ToTable(rows));
   std::fputs(report.c_str(), stdout);
   return absl::OkStatus();
 }

@@ -79,9 +79,12 @@ nlohmann::ordered_json ToObject(const Row& row) {
           {"peak_rss_mb", row.timing.peak_rss_mb}};
 }
 
-std::string ToJson(const std::vector<Row>& rows) {
+std::string ToJson(const std::vector<Row>& rows, const std::vector<Ceiling>& ceilings) {
   nlohmann::ordered_json array = nlohmann::ordered_json::array();
   for (const Row& row : rows) array.push_back(ToObject(row));
+  for (const Ceiling& ceiling : ceilings) {
+    array.push_back({{"ceiling", ceiling.name}, {ceiling.unit, ceiling.value}});
+  }
   return array.dump(2) + "\n";
 }
 

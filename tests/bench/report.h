@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/bench/ceiling.h"
 #include "tests/bench/measure.h"
 
 namespace attnd::bench {
@@ -21,8 +22,9 @@ std::string ToTable(const std::vector<Row>& rows);
 // What a row is in JSON.
 nlohmann::ordered_json ToObject(const Row& row);
 
-// A JSON array, an object a row.
-std::string ToJson(const std::vector<Row>& rows);
+// A JSON array, an object a row; then an object a ceiling: {"ceiling": its name, its unit: its
+// value}.
+std::string ToJson(const std::vector<Row>& rows, const std::vector<Ceiling>& ceilings = {});
 
 }  // namespace attnd::bench
 

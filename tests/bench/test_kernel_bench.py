@@ -90,6 +90,17 @@ def test_the_table_comes_last_and_names_its_recipe():
     assert len(lines) > header + 1
 
 
+def test_ceilings_come_with_the_rows_of_the_same_run():
+    arguments = ["--all_cases", "--filter=^heads/f32_d64_h1x1_", "--ceiling", "--threads=1", "--rounds=1", "--min_time_ms=1"]
+    found = json.loads(bench("--json", *arguments).stdout)
+    ceilings = {row["ceiling"]: row for row in found if "ceiling" in row}
+    assert ceilings["read"]["gb_per_s"] > 0.1
+    assert all(row.get("tflops", 1) > 0.001 for row in ceilings.values())
+    assert [row for row in found if "ceiling" not in row]
+    lines = bench(*arguments).stdout.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("ceiling ")] == list(ceilings)
+
+
 def test_tune_says_where_there_is_nothing_to_choose():
     arguments = ["--tune", "--backend=cpu_portable", "--tune_lengths=8", "--tune_tokens=8"]
     result = bench(*arguments)
