@@ -90,6 +90,16 @@ TEST_F(StreamTest, AnAnswerOfSeveralChunks) {
   EXPECT_TRUE(IsIdle());
 }
 
+TEST_F(StreamTest, LargeChunksAreCopiedByWorkersWhileMoreComes) {
+  const v1::ComputeRequest request =
+      MakeRequest({.q_heads = 8, .q_len = 1500, .kv_len = 3, .head_dim = 64});  // Q: 3 MB
+  std::vector<std::string> messages = StreamMessages(request, 4 << 20);
+  EXPECT_TRUE(IsRight(Stream(messages), request));
+  // What is wrong is found while the next ones are read.
+  messages.insert(messages.begin() + 1, 10, std::string(messages[1]));
+  ExpectRefused(messages, grpc::StatusCode::INVALID_ARGUMENT, "are there already");
+}
+
 TEST_F(StreamTest, EmptyTensorsHaveNoChunks) {
   for (const Shape& shape : {Shape{.q_len = 0}, Shape{.kv_len = 0}, Shape{.batch = 0}}) {
     const v1::ComputeRequest request = MakeRequest(shape);
@@ -171,7 +181,8 @@ TEST_F(StreamTest, WhatAnAbortedOneBroughtIsCounted) {
   ExpectRefused({messages[0], messages[1], messages[2], messages[1]},
                 grpc::StatusCode::INVALID_ARGUMENT, "are there already");
   const double good_bytes = MakeRequest({}).q().size() + 2 * MakeRequest({}).k().size();
-  EXPECT_EQ(server_.Metric(R"(attnd_received_bytes_total{transport="stream"})"), 2 * 8192 + good_bytes);
+  EXPECT_EQ(server_.Metric(R"(attnd_received_bytes_total{transport="stream"})"),
+            2 * 8192 + good_bytes);
 }
 
 TEST_F(StreamTest, ACancelledOneLeavesTheQueueAtOnce) {
