@@ -84,6 +84,8 @@ struct Request {
 
   int64_t payload_bytes() const { return q.size_bytes() + k.size_bytes() + v.size_bytes(); }
   int64_t answer_bytes() const { return output.o_bytes + output.lse_bytes; }
+  // Of both, what takes memory of the server's: not what lies in regions.
+  int64_t held_bytes() const { return payload_bytes() - leased_input_bytes + output.sent_bytes(); }
 };
 
 // Microseconds; what proto Timing says of each.

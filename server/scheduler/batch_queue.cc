@@ -24,7 +24,7 @@ BatchQueue::BatchQueue(const SchedulerOptions& options) : options_(options) {
 }
 
 absl::Status BatchQueue::Admit(const Job& job, TimePoint now) const {
-  const int64_t bytes = BytesOf(job.request());
+  const int64_t bytes = job.request().held_bytes();
   if (job.cancelled()) return absl::CancelledError("the caller cancelled");
   if (job.request().deadline <= now) {
     return absl::DeadlineExceededError("the deadline had passed before the request was queued");
@@ -41,9 +41,9 @@ absl::Status BatchQueue::Admit(const Job& job, TimePoint now) const {
                                                      " requests wait, max_queue_requests is ",
                                                      options_.max_queue_requests));
   }
-  if (bytes > options_.max_queue_bytes - bytes_) {
+  if (bytes > options_.max_queue_bytes - held_bytes_) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the queue is full: ", bytes_, " bytes wait and this request has ", bytes,
+        absl::StrCat("the queue is full: ", held_bytes_, " bytes wait and this request has ", bytes,
                      ", max_queue_bytes is ", options_.max_queue_bytes));
   }
   return absl::OkStatus();
@@ -63,6 +63,7 @@ void BatchQueue::Insert(JobPtr job, int64_t sequence) {
   entry->deadline = request.deadline;
   entry->rises_at = request.arrival + kAgeStep;
   bytes_ += entry->bytes;
+  held_bytes_ += request.held_bytes();
   order_.insert(entry);
   arrivals_.insert(entry);
   rises_.insert(entry);
@@ -79,6 +80,7 @@ JobPtr BatchQueue::Extract(Entry* entry) {
   rises_.erase(entry);
   deadlines_.erase(entry);
   bytes_ -= entry->bytes;
+  held_bytes_ -= entry->job->request().held_bytes();
   JobPtr job = std::move(entry->job);
   entries_.erase(job.get());
   return job;

@@ -64,7 +64,8 @@ class BatchQueue {
   TimePoint EarliestDeadline() const;
   bool empty() const { return entries_.empty(); }
   int64_t requests() const { return static_cast<int64_t>(entries_.size()); }
-  int64_t bytes() const { return bytes_; }
+  // Request::held_bytes of all, which the limits are about.
+  int64_t bytes() const { return held_bytes_; }
 
  private:
   struct Entry {
@@ -111,7 +112,8 @@ class BatchQueue {
   std::set<Entry*, ByArrival> arrivals_;
   std::set<Entry*, ByDeadline> deadlines_;  // those that have one
   std::set<Entry*, ByRise> rises_;          // those above level 0
-  int64_t bytes_ = 0;
+  int64_t bytes_ = 0;                       // payload and answers, wherever they lie
+  int64_t held_bytes_ = 0;                  // of which the server's
   int64_t last_sequence_ = 0;
   int64_t first_sequence_ = 0;
 };

@@ -15,7 +15,8 @@
 namespace attnd::server {
 
 struct SchedulerOptions {
-  // Requests and payload + answer bytes that may wait; > 0. Beyond either, Submit refuses.
+  // Requests and payload + answer bytes that may wait; > 0. Beyond either, Submit refuses. What
+  // lies in callers' regions takes no memory here and does not count.
   int64_t max_queue_requests = 1024;
   int64_t max_queue_bytes = int64_t{2} << 30;
   // A batch closes at this many requests, > 0, ...

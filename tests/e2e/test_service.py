@@ -217,6 +217,24 @@ def test_unix_socket(tmp_path):
     assert exit_code == 0, attnd.log()
 
 
+def test_tools_share_memory_with_a_server_on_their_host(tmp_path):
+    side_socket = f"--local_socket={tmp_path}/side.sock"
+    attnd = Attnd(tmp_path, side_socket, "--drain_delay_ms=0")
+    try:
+        for how, expected in (("region", "region"), ("unary", "unary"), ("auto", "region")):
+            before = attnd.metric(f'attnd_received_bytes_total{{transport="{expected}"}}')
+            result = tool_json(
+                "attnload", "--server", attnd.address, side_socket, f"--transport={how}", "--duration=300ms", "--warmup=1ms",
+                "--q_len=300", "--kv_len=300", "--verify=1",
+            )  # fmt: skip
+            assert result["answered"] > 0 and result["failed"] == 0 and result["wrong"] == 0, how
+            assert attnd.metric(f'attnd_received_bytes_total{{transport="{expected}"}}') > before, how
+        assert attnd.metric("attnd_regions") == 0  # they went with their clients
+    finally:
+        exit_code = attnd.stop()
+    assert exit_code == 0, attnd.log()
+
+
 def test_s43_a_taken_port_is_refused(server):
     """Case S43."""
     done = subprocess.run(

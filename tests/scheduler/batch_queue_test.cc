@@ -229,6 +229,25 @@ TEST_F(BatchQueueTest, AFullQueueNamesTheLimitAndBothValues) {
   queue.TakeAll();
 }
 
+TEST_F(BatchQueueTest, WhatLiesInRegionsTakesNoneOfTheQueuesBytesButItsShareOfABatch) {
+  BatchQueue queue({.max_queue_bytes = 100, .max_batch_bytes = 1000});
+  unsigned char place = 0;
+  const auto in_region = [&](const std::string& id) {
+    auto request = fakes::MakeRequest({.id = id, .arrival = t0_, .answer_bytes = 600});
+    request->output.o_place = &place;
+    return std::make_shared<Job>(std::move(request), [](Job&, absl::StatusOr<Answer>, Stage) {});
+  };
+  for (const char* id : {"a", "b"}) {
+    const JobPtr job = in_region(id);
+    EXPECT_TRUE(queue.Admit(*job, t0_).ok());
+    queue.Add(job);
+  }
+  EXPECT_EQ(queue.bytes(), 0);
+  EXPECT_EQ(queue.TakeBatch(t0_).size(), 1U) << "both are 1200 bytes";
+  EXPECT_EQ(queue.TakeBatch(t0_).size(), 1U);
+  EXPECT_EQ(queue.bytes(), 0);
+}
+
 TEST_F(BatchQueueTest, WhatCanNeverFitIsToldSoWithAPushbackOfMinusOne) {
   BatchQueue queue({.max_queue_bytes = 100});
   const absl::Status never = queue.Admit(*MakeJob({.answer_bytes = 101}), t0_);
