@@ -141,9 +141,12 @@ TEST(PublicFailuresOfArithmetic, K34_OffsetsAre64BitEverywhere) {
   const Strides strides = kernels::BHSD(64, 1 << 20, 256);
   EXPECT_EQ(strides.batch, int64_t{1} << 34);
   EXPECT_EQ(kernels::BSHD(64, 1 << 20, 256).batch, int64_t{1} << 34);
-  const kernels::KvView view = kernels::MakeKvView(nullptr, int64_t{3} << 33, 1 << 20, 4);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(view.base), uintptr_t{12} << 33);
-  EXPECT_EQ(reinterpret_cast<uintptr_t>(view.Row(1 << 20)),
+  // Not null, to which nothing may be added.
+  constexpr uintptr_t kBase = 4096;
+  const auto* const base = reinterpret_cast<const void*>(kBase);
+  const kernels::KvView view = kernels::MakeKvView(base, int64_t{3} << 33, 1 << 20, 4);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(view.base) - kBase, uintptr_t{12} << 33);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(view.Row(1 << 20)) - kBase,
             (uintptr_t{12} << 33) + (uintptr_t{4} << 40));
   const AttentionProblem p{.dtype = DType::kF32,
                            .batch = 1 << 10,
