@@ -1,7 +1,8 @@
 // planted_race KIND: a kernel with a race of that kind, for compute-sanitizer's racecheck to find;
-// with "none", the same kernel without one. It shows that racecheck sees what the attention kernels
-// could do wrong: a tile in shared memory read before all of its writers are through, or before an
-// asynchronous copy into it has landed.
+// with "none" and "ring", the same kernels without one. It shows that racecheck sees what the
+// attention kernels could do wrong: a tile in shared memory read before all of its writers are
+// through, or before an asynchronous copy into it has landed; an item of a ring written anew while
+// it is being read.
 #include <cuda_pipeline_primitives.h>
 
 #include <cstdio>
@@ -9,7 +10,7 @@
 
 namespace {
 
-enum class Race { kNone, kNoBarrier, kNoBarrierAfterCopy };
+enum class Race { kNone, kNoBarrier, kNoBarrierAfterCopy, kRing, kRingNoWait };
 
 constexpr int kThreads = 256;
 
@@ -29,6 +30,47 @@ __global__ void Reverse(const float4* from, float4* to) {
   to[i] = tile[kThreads - 1 - i];
 }
 
+// Items go from one warp to another through one place of shared memory, in the order that two
+// mbarriers give; every lane arrives, as in the Hopper kernels' build for tools. With kRingNoWait
+// the writer does not wait for the reader.
+constexpr int kItems = 16;
+
+__device__ void Arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ void Wait(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nWAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra WAIT;\n}" ::"r"(
+          barrier),
+      "r"(parity)
+      : "memory");
+}
+template <Race race>
+__global__ void HandOn(const float4* from, float4* to) {
+  __shared__ float4 item[32];
+  __shared__ unsigned long long barriers[2];  // full, empty
+  const auto full = static_cast<unsigned>(__cvta_generic_to_shared(&barriers[0]));
+  const unsigned empty = full + sizeof(barriers[0]);
+  const int lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 32;" ::"r"(full) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 32;" ::"r"(empty) : "memory");
+  }
+  __syncthreads();
+  for (int i = 0; i < kItems; ++i) {
+    if (threadIdx.x < 32) {
+      if (race == Race::kRing && i > 0) Wait(empty, (i - 1) & 1);
+      item[lane] = from[(i + lane) % kThreads];
+      Arrive(full);
+    } else {
+      Wait(full, i & 1);
+      to[(i + lane) % kThreads] = item[31 - lane];
+      Arrive(empty);
+    }
+  }
+}
+
 int Run(Race race) {
   float4* memory = nullptr;
   if (cudaMalloc(&memory, 2 * kThreads * sizeof(float4)) != cudaSuccess) return 2;
@@ -44,6 +86,12 @@ int Run(Race race) {
     case Race::kNoBarrierAfterCopy:
       Reverse<Race::kNoBarrierAfterCopy><<<1, kThreads>>>(memory, to);
       break;
+    case Race::kRing:
+      HandOn<Race::kRing><<<1, 64>>>(memory, to);
+      break;
+    case Race::kRingNoWait:
+      HandOn<Race::kRingNoWait><<<1, 64>>>(memory, to);
+      break;
   }
   const cudaError_t error = cudaDeviceSynchronize();
   if (error != cudaSuccess) std::fprintf(stderr, "planted_race: %s\n", cudaGetErrorString(error));
@@ -58,6 +106,8 @@ int main(int argc, char** argv) {
   if (std::strcmp(kind, "none") == 0) return Run(Race::kNone);
   if (std::strcmp(kind, "store") == 0) return Run(Race::kNoBarrier);
   if (std::strcmp(kind, "copy") == 0) return Run(Race::kNoBarrierAfterCopy);
-  std::fprintf(stderr, "usage: planted_race none|store|copy\n");
+  if (std::strcmp(kind, "ring") == 0) return Run(Race::kRing);
+  if (std::strcmp(kind, "ring_no_wait") == 0) return Run(Race::kRingNoWait);
+  std::fprintf(stderr, "usage: planted_race none|store|copy|ring|ring_no_wait\n");
   return 2;
 }

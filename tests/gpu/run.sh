@@ -88,8 +88,10 @@ sanitize_backend() {  # sanitize_backend BACKEND: each tool over the groups that
     report "${tool}_${backend#cuda_}" sanitize "$tool" "$here/tests/conformance_test" \
       "$(bounds_of "$backend" heads layout head_dim window mixture):*AKeyTouchesOnlyRowsThatSeeIt/${backend}_layout"
   done
-  report "racecheck_${backend#cuda_}" sanitize racecheck "$here/tests/conformance_test" \
-    "$(bounds_of "$backend" heads softcap)"
+}
+racecheck_backend() {  # racecheck_backend BACKEND LIB_DIR: with the kernels of these libraries
+  report "racecheck_${1#cuda_}" env LD_LIBRARY_PATH="$2${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
+    compute-sanitizer --error-exitcode 9 --tool racecheck "$here/tests/conformance_test" "$(bounds_of "$1" heads softcap)"
 }
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader || { echo "gpu/run.sh: no GPU here" >&2; exit 1; }
@@ -117,8 +119,16 @@ report soak "$here/gpu/soak.sh"
 report kernel_bench "$here/bin/kernel_bench" --filter='^(prefill|decode)/bf16' --rounds=3
 if [ -z "$quick" ]; then
   sanitize_backend cuda_generic
+  racecheck_backend cuda_generic "$here/lib"
   if [ -n "$hopper" ]; then
     sanitize_backend cuda_sm90a
+    # In the build with delays every lane arrives at the barriers of the ring of items: one for its warp, as otherwise,
+    # racecheck does not follow.
+    if [ -e "$here/lib_delays" ]; then
+      racecheck_backend cuda_sm90a "$here/lib_delays"
+    else
+      skip racecheck_sm90a "no build with delays"
+    fi
   else
     for tool in memcheck initcheck synccheck racecheck; do skip "${tool}_sm90a" "no Hopper GPU"; done
   fi
@@ -130,6 +140,10 @@ if [ -z "$quick" ]; then
   # That racecheck is clean means something if it finds these.
   for race in store copy; do report "planted_race_$race" finds racecheck "$here/tests/planted_race" "$race"; done
   report planted_race_none sanitize racecheck "$here/tests/planted_race" none
+  if [ -n "$hopper" ]; then
+    report planted_race_ring finds racecheck "$here/tests/planted_race" ring_no_wait
+    report planted_race_no_ring sanitize racecheck "$here/tests/planted_race" ring
+  fi
 fi
 for name in "${only[@]}"; do
   case "$known" in *" $name "*) continue ;; esac

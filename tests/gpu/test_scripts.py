@@ -27,7 +27,7 @@ def bundle(tmp_path):
     for test in ("conformance", "invariance", "dynamic_range", "public_failures", "registry", "cuda_device_gpu",
                  "cuda_devices_gpu", "cuda_regions_gpu"):
         write_program(tmp_path / "tests" / f"{test}_test", "echo fine")
-    write_program(tmp_path / "tests" / "planted_race", "[ $1 = none ] || exit 9")
+    write_program(tmp_path / "tests" / "planted_race", "[ $1 = none ] || [ $1 = ring ] || exit 9")
     write_program(tmp_path / "bin" / "kernel_bench", "echo a table")
     for script in ("demo", "soak"):
         write_program(tmp_path / "gpu" / f"{script}.sh", "echo fine")
@@ -36,6 +36,7 @@ def bundle(tmp_path):
     write_program(tmp_path / "machine" / "compute-sanitizer", 'until [ -x "$1" ]; do shift; done; exec "$@"')
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libattnd_kernels.so").touch()
+    (tmp_path / "lib_delays").mkdir()
     return tmp_path
 
 

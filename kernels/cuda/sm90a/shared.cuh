@@ -110,10 +110,20 @@ struct RingPlace {
     ptx::BarrierWait(ptx::SharedAddress(ring + index()), ~(count / kCount) & 1);
   }
 };
-// One arrival a warp, when all its lanes have come here.
+// A warp's arrival, when all its lanes have come here: one lane's, kWarpArrivals by the barrier's
+// count. Every lane's in the build for tools, for racecheck does not see that __syncwarp puts what
+// the other lanes have done before the one that arrives. (In the other build that costs ptxas its
+// proof that products may run beside what follows.)
+#ifdef ATTND_RANDOM_DELAYS
+inline constexpr int kWarpArrivals = 32;
+#else
+inline constexpr int kWarpArrivals = 1;
+#endif
 __device__ __forceinline__ void WarpArrive(const uint64_t* ring, int index) {
   __syncwarp();
-  if ((threadIdx.x & 31) == 0) ptx::BarrierArrive(ptx::SharedAddress(ring + index));
+  if (kWarpArrivals == 32 || (threadIdx.x & 31) == 0) {
+    ptx::BarrierArrive(ptx::SharedAddress(ring + index));
+  }
 }
 
 // Called by one thread; the block meets at a barrier afterwards.
@@ -131,8 +141,8 @@ __device__ __forceinline__ void InitBarriers(Shared<T>& shared) {
   init(shared.v_full, T::kStages, 1);
   init(shared.v_empty, T::kStages, kConsumerWarps);
   init(shared.v_landed, T::kStages, 1);
-  init(shared.item_full, kItemSlots, 1);
-  init(shared.item_empty, kItemSlots, kConsumerWarps + kScannerWarps + 1);
+  init(shared.item_full, kItemSlots, kWarpArrivals);
+  init(shared.item_empty, kItemSlots, kWarpArrivals * (kConsumerWarps + kScannerWarps) + 1);
   ptx::BarrierInitFence();
 }
 
