@@ -88,6 +88,10 @@ struct GroupKernel {
   int64_t (*scratch_bytes)(Element element, int64_t head_dim);
   // As FlashKernel::run.
   void (*run)(const GroupTile& tile, void* scratch);
+
+  // The vector function on its own, for tests: out[i] = 2^in[i], in[i] <= 0, count a multiple
+  // of 16.
+  void (*exp2)(const float* in, float* out, int64_t count);
 };
 
 extern const FlashKernel kFlashPortable;

@@ -97,5 +97,34 @@ TEST_P(CpuMath, TanhOfSpecialValues) {
   EXPECT_TRUE(std::signbit(out[4]));
 }
 
+#if defined(__x86_64__)
+// The AMX kernel's own, for weights that become bf16.
+TEST(AmxMath, Exp2IsWithinThreeMillionths) {
+  if (!AmxAvailable().ok()) GTEST_SKIP() << AmxAvailable();
+  const std::vector<float> in = Floats(-0x1p-30f, -126.0f, 601);
+  std::vector<float> out(in.size());
+  kFlashAmx.exp2(in.data(), out.data(), static_cast<int64_t>(in.size()));
+  for (size_t i = 0; i < in.size(); ++i) {
+    const double expected = std::exp2(static_cast<double>(in[i]));
+    ASSERT_LE(std::fabs(out[i] - expected), 3e-6 * expected) << in[i];
+  }
+}
+
+TEST(AmxMath, Exp2OfSpecialValues) {
+  if (!AmxAvailable().ok()) GTEST_SKIP() << AmxAvailable();
+  const float in[16] = {0.0f, -0.0f, kNaN, -127.0f, -1e30f, -kInfinity, -1.0f};
+  float out[16];
+  kFlashAmx.exp2(in, out, 16);
+  EXPECT_EQ(out[0], 1.0f);
+  EXPECT_EQ(out[1], 1.0f);
+  EXPECT_TRUE(std::isnan(out[2]));
+  for (int i : {3, 4, 5}) {  // never below 2^-126, never subnormal
+    EXPECT_GE(out[i], 0x1p-126f) << in[i];
+    EXPECT_LE(out[i], 0x1.1p-126f) << in[i];
+  }
+  EXPECT_EQ(out[6], 0.5f);
+}
+#endif
+
 }  // namespace
 }  // namespace attnd::kernels::cpu

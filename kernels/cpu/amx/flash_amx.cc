@@ -49,9 +49,18 @@ void RunTile(const GroupTile& tile, void* scratch) {
   InstanceOf(tile.element, tile.head_dim).run(tile, scratch);
 }
 
+void Exp2Array(const float* in, float* out, int64_t count) {
+  const amx::Exponent exponent = amx::Exponent::Of(1.0f);
+  for (int64_t i = 0; i < count; i += 16) {
+    const __m512 x = _mm512_loadu_ps(in + i);
+    _mm512_storeu_ps(
+        out + i, amx::ExpOf(x, _mm512_set1_ps(exponent.factor), _mm512_set1_ps(exponent.least)));
+  }
+}
+
 }  // namespace
 
-constinit const GroupKernel kFlashAmx = {"amx",       amx::kBlockRows, amx::kStepKeys,
-                                         &TaskRowsOf, &ScratchBytesOf, &RunTile};
+constinit const GroupKernel kFlashAmx = {
+    "amx", amx::kBlockRows, amx::kStepKeys, &TaskRowsOf, &ScratchBytesOf, &RunTile, &Exp2Array};
 
 }  // namespace attnd::kernels::cpu
