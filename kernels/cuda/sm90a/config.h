@@ -48,8 +48,7 @@ struct TileConfig {
 #define ATTND_CONFIG(...)
 //           HEAD_DIM, FAMILY, FROM_KV_LEN, kConsumers, kKvTile, kStages, kQStages
 ATTND_CONFIG(64, kFull, 0, 3, 128, 2, 2)
-ATTND_CONFIG(64, kCausal, 0, 2, 128, 2, 2)
-ATTND_CONFIG(64, kCausal, 2048, 3, 128, 2, 2)
+ATTND_CONFIG(64, kCausal, 0, 3, 128, 2, 2)
 ATTND_CONFIG(64, kGeneral, 0, 2, 128, 2, 2)
 ATTND_CONFIG(96, kFull, 0, 2, 128, 2, 2)
 ATTND_CONFIG(96, kCausal, 0, 2, 128, 2, 2)
