@@ -1,14 +1,11 @@
-// What the tools are made of: command lines, percentiles, the check against fp64, the load.
+// What the tools are made of: command lines, the check against fp64.
 #include <cmath>
 #include <random>
 
 #include "client/tools/args.h"
-#include "client/tools/histogram.h"
-#include "client/tools/load.h"
 #include "client/tools/verify.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/client/fake_server.h"
 
 namespace attnd::tools {
 namespace {
@@ -53,32 +50,6 @@ TEST(Args, NamesFlagAndValue) {
   for (const char* bad : {"", "soon", "nan", "inf", "0", "1x"}) {
     EXPECT_FALSE(Args::Parse({std::string("--time=") + bad}, kFlags)->Read("time", &time).ok());
   }
-}
-
-TEST(Histogram, ExactBelow256AndCloseAbove) {
-  Histogram small;
-  for (int64_t value = 1; value <= 200; ++value) small.Add(value);
-  EXPECT_EQ(small.PercentileUs(50), 100);
-  EXPECT_EQ(small.PercentileUs(99), 198);
-  EXPECT_EQ(small.PercentileUs(100), 200);
-  for (int64_t value : {257, 1000, 123457, 99999999, 1 << 30}) {
-    Histogram one;
-    one.Add(value);
-    one.Add(int64_t{1} << 40);
-    EXPECT_NEAR(one.PercentileUs(50), value, value * 0.004) << value;
-    EXPECT_EQ(one.max_us(), int64_t{1} << 40);
-  }
-}
-
-TEST(Histogram, TakesAnythingAndMerges) {
-  Histogram a, b;
-  EXPECT_EQ(a.PercentileUs(99), 0);
-  a.Add(-5);
-  a.Add(INT64_MAX);
-  b.Add(7);
-  a.Merge(b);
-  EXPECT_EQ(a.total(), 3);
-  EXPECT_EQ(a.PercentileUs(50), 7);
 }
 
 // A request on random data with the right answer made by hand, element by element.
@@ -167,58 +138,6 @@ TEST(Verify, RefusesWhatIsNoProblem) {
   Sample packed(Layout::kTHD, {4, 1, 4}, {4, 1, 4});
   packed.request.cu_seqlens_q = packed.request.cu_seqlens_kv = {0, 5};
   EXPECT_EQ(Expected::Compute(packed.request).status().code(), absl::StatusCode::kInvalidArgument);
-}
-
-LoadOptions ShortLoad() {
-  LoadOptions options;
-  options.concurrency = 3;
-  options.duration = absl::Milliseconds(300);
-  options.warmup = absl::Milliseconds(50);
-  options.q_len = options.kv_len = 8;
-  return options;
-}
-
-TEST(Load, CountsEveryCallAndSeesWrongAnswers) {
-  testing::FakeServer server;  // answers Q, which is wrong
-  const auto client = *Client::Connect(server.address());
-  LoadOptions options = ShortLoad();
-  options.verify_share = 0.5;
-  const std::atomic<bool> stop{false};
-  const auto result = RunLoad(*client, options, stop);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_GT(result->answered, 0);
-  EXPECT_EQ(result->sent, result->answered);
-  EXPECT_EQ(result->lost(), 0);
-  EXPECT_EQ(result->latency.total(), result->answered);
-  EXPECT_GT(result->verified, 0);
-  EXPECT_EQ(result->wrong, result->verified);
-  EXPECT_LE(result->sent, server.calls());  // warm-up calls are not counted
-}
-
-TEST(Load, CountsFailuresByCode) {
-  std::atomic<int> calls{0};
-  testing::FakeServer server(
-      [&](grpc::ServerContext*, const v1::ComputeRequest& request, v1::ComputeResponse* response) {
-        if (++calls % 2 == 0) return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no");
-        return testing::Echo(request, response);
-      });
-  const auto client = *Client::Connect(server.address());
-  const std::atomic<bool> stop{false};
-  const auto result = RunLoad(*client, ShortLoad(), stop);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_GT(result->failed(), 0);
-  EXPECT_EQ(result->failed_by_code.at(absl::StatusCode::kInvalidArgument), result->failed());
-  EXPECT_EQ(result->sent, result->answered + result->failed());
-  EXPECT_EQ(result->first_error, absl::InvalidArgumentError("no"));
-}
-
-TEST(Load, StopsWhenTold) {
-  testing::FakeServer server;
-  const auto client = *Client::Connect(server.address());
-  LoadOptions options = ShortLoad();
-  options.duration = absl::Hours(1);
-  const std::atomic<bool> stop{true};
-  EXPECT_TRUE(RunLoad(*client, options, stop).ok());
 }
 
 }  // namespace

@@ -134,30 +134,6 @@ def test_http(server):
     assert status == 200 and "# TYPE attnd_requests_finished_total counter" in metrics
 
 
-def test_attnload(server):
-    result = tool_json(
-        "attnload", "--server", server.address, "--concurrency", 3, "--duration", "2s", "--warmup", "200ms",
-        "--q_len", 32, "--kv_len", 32, "--q_heads", 4, "--kv_heads", 2, "--causal", "bottom-right", "--verify", "0.2",
-    )  # fmt: skip
-    assert result["answered"] > 0 and result["failed"] == 0 and result["lost"] == 0
-    assert result["sent"] == result["answered"] + result["failed"]
-    assert result["answered_by_device"] == {"cpu": result["answered"]}
-    assert result["verified"] > 0 and result["wrong"] == 0
-    assert 0 < result["p50_us"] <= result["p90_us"] <= result["p99_us"] <= result["max_us"]
-
-
-def test_attnload_mistakes(server):
-    for words, part in ((["--warp", "9"], "no flag --warp"), (["--concurrency=0"], "in 1..4096"), (["--dtype=int8"], "--dtype is")):
-        done = tool("attnload", *words)
-        assert done.returncode == 2 and part in done.stderr
-    done = tool("attnload", "--server", "127.0.0.1:1")
-    assert done.returncode == 1 and "No server answers at 127.0.0.1:1" in done.stderr
-    done = tool("attnload", "--server", server.address, "--duration=200ms", "--warmup=1ms", "--kv_heads=3", "--json")
-    result = json.loads(done.stdout)
-    assert done.returncode == 1 and result["answered"] == 0
-    assert result["failed_by_code"] == {"INVALID_ARGUMENT": result["failed"]}
-
-
 def test_s39_drain_under_load(pb, tmp_path):
     """Case S39: SIGTERM under load: not ready first and still serving, then UNAVAILABLE; what is in flight completes."""
     attnd = Attnd(tmp_path, "--drain_delay_ms=700", "--drain_timeout_ms=60000")

@@ -31,11 +31,13 @@ ALLOWED = {
     },
     "client": {"client", "server/regions/protocol", "attnd/v1"},
     "client/tools": {"client", "kernels", "kernels/reference"},
+    "client/tools/load": {"client", "client/tools", "kernels"},
 }
 # Files that join the layers, and may therefore see more.
 JOINTS = {
     "kernels/registry.cc": {"kernels", "kernels/cpu", "kernels/reference", "kernels/cuda/generic", "kernels/cuda/sm90a"},
     # The same errors of CUDA for kernels and server.
+    "server/executor/cuda_ipc_runtime.cc": {"server", "server/executor", "kernels", "kernels/cuda"},
     "server/executor/cuda_runtime.cc": {"server", "server/executor", "kernels", "kernels/cuda"},
     "server/main.cc": None,
     "server/options.h": None,

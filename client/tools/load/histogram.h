@@ -1,6 +1,6 @@
 // Latencies in constant memory.
-#ifndef ATTND_CLIENT_TOOLS_HISTOGRAM_H_
-#define ATTND_CLIENT_TOOLS_HISTOGRAM_H_
+#ifndef ATTND_CLIENT_TOOLS_LOAD_HISTOGRAM_H_
+#define ATTND_CLIENT_TOOLS_LOAD_HISTOGRAM_H_
 
 #include <algorithm>
 #include <array>
@@ -63,4 +63,4 @@ class Histogram {
 
 }  // namespace attnd::tools
 
-#endif  // ATTND_CLIENT_TOOLS_HISTOGRAM_H_
+#endif  // ATTND_CLIENT_TOOLS_LOAD_HISTOGRAM_H_
