@@ -136,6 +136,7 @@ ServerInfo FromProto(const v1::GetServerInfoResponse& from) {
   info.version = from.version();
   info.backend = from.backend();
   info.backend_reason = from.backend_reason();
+  info.takes_cuda_memory = from.takes_cuda_memory();
   for (const v1::DeviceInfo& device : from.devices()) {
     info.devices.push_back({device.id(),
                             device.name(),
@@ -220,6 +221,11 @@ class ClientImpl : public Client {
   absl::StatusOr<std::unique_ptr<LocalRegion>> NewRegion(int64_t size_bytes,
                                                          absl::Duration timeout) override {
     return regions_.New(size_bytes, timeout);
+  }
+
+  absl::StatusOr<std::unique_ptr<LocalRegion>> ShareCudaMemory(const CudaMemory& memory,
+                                                               absl::Duration timeout) override {
+    return regions_.Share(memory, timeout);
   }
 
  private:

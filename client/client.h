@@ -158,6 +158,7 @@ struct ServerInfo {
   std::string version;
   std::string backend;
   std::string backend_reason;
+  bool takes_cuda_memory = false;  // Client::ShareCudaMemory
   struct Device {
     std::string id;
     std::string name;
@@ -244,6 +245,11 @@ class Client {
   // local socket.
   virtual absl::StatusOr<std::unique_ptr<LocalRegion>> NewRegion(int64_t size_bytes,
                                                                  absl::Duration timeout) = 0;
+
+  // Lends the server memory on its GPU. Errors are those of LocalRegion::Share; FAILED_PRECONDITION
+  // also where the options have no local socket.
+  virtual absl::StatusOr<std::unique_ptr<LocalRegion>> ShareCudaMemory(const CudaMemory& memory,
+                                                                       absl::Duration timeout) = 0;
 
   // OK when the server reports SERVING (grpc.health.v1), UNAVAILABLE with its answer otherwise.
   virtual absl::Status CheckHealth(absl::Duration timeout) = 0;

@@ -114,6 +114,21 @@ void LocalRegions::ForgetInstance() {
 
 absl::StatusOr<std::unique_ptr<LocalRegion>> LocalRegions::New(int64_t size_bytes,
                                                                absl::Duration timeout) {
+  return AtServer(timeout, [size_bytes](LocalRegionOptions options) {
+    options.size_bytes = size_bytes;
+    return LocalRegion::Create(options);
+  });
+}
+
+absl::StatusOr<std::unique_ptr<LocalRegion>> LocalRegions::Share(const CudaMemory& memory,
+                                                                 absl::Duration timeout) {
+  return AtServer(timeout, [&memory](const LocalRegionOptions& options) {
+    return LocalRegion::Share(options, memory);
+  });
+}
+
+absl::StatusOr<std::unique_ptr<LocalRegion>> LocalRegions::AtServer(absl::Duration timeout,
+                                                                    const Make& make) {
   if (options_.local_socket == kNoLocalSocket) {
     return absl::FailedPreconditionError("the client's local_socket is none");
   }
@@ -127,10 +142,7 @@ absl::StatusOr<std::unique_ptr<LocalRegion>> LocalRegions::New(int64_t size_byte
   for (int tries = 0; tries < 2; ++tries) {
     const absl::StatusOr<std::string> instance_id = AskInstanceId(timeout);
     if (!instance_id.ok()) return instance_id.status();
-    region = LocalRegion::Create({.socket_path = path,
-                                  .instance_id = *instance_id,
-                                  .size_bytes = size_bytes,
-                                  .timeout = timeout});
+    region = make({.socket_path = path, .instance_id = *instance_id, .timeout = timeout});
     // Another instance: perhaps the server has been started anew since it was asked.
     if (!absl::IsFailedPrecondition(region.status())) break;
     ForgetInstance();

@@ -49,10 +49,19 @@ class LocalRegions {
   // As Take, but the caller's own: it counts nowhere.
   absl::StatusOr<std::unique_ptr<LocalRegion>> New(int64_t size_bytes, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same for the caller's own memory on a GPU.
+  absl::StatusOr<std::unique_ptr<LocalRegion>> Share(const CudaMemory& memory,
+                                                     absl::Duration timeout)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   using Clock = std::chrono::steady_clock;
 
+  // `make` is given where the server is, and is tried anew if that is another instance by now.
+  using Make =
+      std::function<absl::StatusOr<std::unique_ptr<LocalRegion>>(const LocalRegionOptions&)>;
+  absl::StatusOr<std::unique_ptr<LocalRegion>> AtServer(absl::Duration timeout, const Make& make)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   std::unique_ptr<LocalRegion> TakeKept(int64_t size_bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Count(int64_t size_bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   void Uncount(int64_t size_bytes) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -28,6 +28,7 @@ using regions::FrameHead;
 using regions::FrameType;
 using regions::HelloFrame;
 using regions::Packet;
+using regions::RegisterCudaFrame;
 using regions::RegisterFrame;
 using regions::UniqueFd;
 
@@ -112,6 +113,22 @@ absl::Status CheckInstance(int socket, const std::string& instance_id) {
       absl::StrCat("the socket is instance ", theirs, "'s, calls go to instance ", instance_id));
 }
 
+// A connection to the server that calls go to.
+absl::StatusOr<UniqueFd> ConnectToServer(const LocalRegionOptions& options) {
+  // To the kernel, a timeout of 0 is none.
+  if (options.timeout < absl::Microseconds(1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("timeout must be 1 us at least, got ", absl::FormatDuration(options.timeout)));
+  }
+  absl::StatusOr<UniqueFd> socket =
+      ConnectTo(options.socket_path.empty() ? regions::DefaultSocketPath() : options.socket_path,
+                options.timeout);
+  if (!socket.ok()) return socket;
+  absl::Status status = CheckInstance(socket->get(), options.instance_id);
+  if (!status.ok()) return status;
+  return socket;
+}
+
 // All of its pages are there, counted as this process' own. A machine that is asked for more than
 // it has would end processes instead of failing the call.
 absl::StatusOr<UniqueFd> NewSealedFile(int64_t size_bytes) {
@@ -149,33 +166,55 @@ absl::StatusOr<std::unique_ptr<LocalRegion>> LocalRegion::Create(
     const LocalRegionOptions& options) {
   const absl::StatusOr<int64_t> size_bytes = WholePages(options.size_bytes);
   if (!size_bytes.ok()) return size_bytes.status();
-  // To the kernel, a timeout of 0 is none.
-  if (options.timeout < absl::Microseconds(1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("timeout must be 1 us at least, got ", absl::FormatDuration(options.timeout)));
-  }
-  absl::StatusOr<UniqueFd> socket =
-      ConnectTo(options.socket_path.empty() ? regions::DefaultSocketPath() : options.socket_path,
-                options.timeout);
+  absl::StatusOr<UniqueFd> socket = ConnectToServer(options);
   if (!socket.ok()) return socket.status();
-  absl::Status status = CheckInstance(socket->get(), options.instance_id);
-  if (!status.ok()) return status;
   const absl::StatusOr<UniqueFd> file = NewSealedFile(*size_bytes);
   if (!file.ok()) return file.status();
   void* const base = mmap(nullptr, static_cast<size_t>(*size_bytes), PROT_READ | PROT_WRITE,
                           MAP_SHARED, file->get(), 0);
   if (base == MAP_FAILED) return NoMemory("mmap");
   std::unique_ptr<LocalRegion> region(new LocalRegion(
-      *std::move(socket), {static_cast<unsigned char*>(base), static_cast<size_t>(*size_bytes)}));
+      *std::move(socket), {static_cast<unsigned char*>(base), static_cast<size_t>(*size_bytes)},
+      /*is_mapped=*/true));
   RegisterFrame frame;
   frame.size_bytes = *size_bytes;
-  const int connection = region->socket_.get();
-  status = regions::SendPacket(connection, &frame, sizeof(frame), file->get());
+  absl::Status status = region->Register(&frame, sizeof(frame), file->get());
   if (!status.ok()) return status;
-  const absl::StatusOr<AnswerFrame> answer = ReceiveFrame<AnswerFrame>(connection);
-  if (!answer.ok()) return answer.status();
-  region->handle_ = answer->handle;
   return region;
+}
+
+absl::StatusOr<std::unique_ptr<LocalRegion>> LocalRegion::Share(const LocalRegionOptions& options,
+                                                                const CudaMemory& memory) {
+  if (memory.base == nullptr || memory.size_bytes <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "base must not be null, and size_bytes must be more than 0, got ", memory.size_bytes));
+  }
+  absl::StatusOr<UniqueFd> socket = ConnectToServer(options);
+  if (!socket.ok()) return socket.status();
+  std::unique_ptr<LocalRegion> region(new LocalRegion(
+      *std::move(socket),
+      {static_cast<unsigned char*>(memory.base), static_cast<size_t>(memory.size_bytes)},
+      /*is_mapped=*/false));
+  RegisterCudaFrame frame;
+  if (memory.fd >= 0) frame.size_bytes = memory.size_bytes;
+  frame.gpu_uuid = memory.gpu_uuid;
+  if (memory.fd < 0) frame.memory_handle = memory.handle;
+  if (memory.event) {
+    frame.event_handle = *memory.event;
+    frame.has_event = 1;
+  }
+  absl::Status status = region->Register(&frame, sizeof(frame), memory.fd);
+  if (!status.ok()) return status;
+  return region;
+}
+
+absl::Status LocalRegion::Register(const void* frame, int64_t frame_bytes, int fd) {
+  absl::Status status = regions::SendPacket(socket_.get(), frame, frame_bytes, fd);
+  if (!status.ok()) return status;
+  const absl::StatusOr<AnswerFrame> answer = ReceiveFrame<AnswerFrame>(socket_.get());
+  if (!answer.ok()) return answer.status();
+  handle_ = answer->handle;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<unsigned char*> LocalRegion::Allocate(int64_t size_bytes) {
@@ -196,7 +235,16 @@ absl::StatusOr<unsigned char*> LocalRegion::Allocate(int64_t size_bytes) {
   return bytes_.data() + begin;
 }
 
-LocalRegion::~LocalRegion() { munmap(bytes_.data(), bytes_.size()); }
+LocalRegion::~LocalRegion() {
+  if (is_mapped_) {
+    munmap(bytes_.data(), bytes_.size());
+    return;
+  }
+  // The memory may be freed next: the server ends the connection when it has let go of it.
+  shutdown(socket_.get(), SHUT_WR);
+  char byte;
+  while (recv(socket_.get(), &byte, sizeof(byte), 0) > 0) continue;
+}
 
 bool LocalRegion::connected() const {
   pollfd polled = {socket_.get(), 0, 0};  // ends are told unasked

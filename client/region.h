@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "server/regions/protocol/unique_fd.h"
 
@@ -26,6 +27,21 @@ struct LocalRegionOptions {
   absl::Duration timeout = absl::Seconds(10);
 };
 
+// An allocation of this process on a GPU, as CUDA exports it. Only the addresses are looked at
+// here: this library needs no CUDA.
+struct CudaMemory {
+  void* base = nullptr;                      // of the allocation
+  int64_t size_bytes = 0;                    // > 0
+  std::array<unsigned char, 16> gpu_uuid{};  // cudaDeviceProp::uuid
+  // Of cuMemCreate: cuMemExportToShareableHandle's descriptor, which stays the caller's. -1: of
+  // cudaMalloc, whose cudaIpcMemHandle_t is `handle`.
+  int fd = -1;
+  std::array<unsigned char, 64> handle{};
+  // A cudaIpcEventHandle_t: each call that uses the memory waits on the GPU for what the event has
+  // recorded when the call begins. Absent: the caller waits before it calls.
+  absl::optional<std::array<unsigned char, 64>> event{};
+};
+
 inline constexpr int64_t kRegionAlignment = 256;  // of what Allocate gives
 
 // Zeroed memory, shared with one server: both read and write it. Put tensors there, name them in a
@@ -40,11 +56,21 @@ class LocalRegion {
   // RESOURCE_EXHAUSTED: no memory here, or the server's limit on regions; its message says which.
   // Others are as the server answered.
   static absl::StatusOr<std::unique_ptr<LocalRegion>> Create(const LocalRegionOptions& options);
+  // Lends the server memory that is on its GPU already. `options.size_bytes` is not looked at.
+  // PERMISSION_DENIED where the server takes none (--allow_cuda_ipc); INVALID_ARGUMENT for memory
+  // on a GPU that it does not serve, and for what its driver refuses; else as Create.
+  //
+  // The memory must stay until this object is gone, whose destructor waits for the server to let go
+  // (`timeout` at most), and every call that used it has ended, those that failed included: the
+  // server's kernels run on it, and a fault there ends the server.
+  // bytes() are the GPU's addresses, not to be touched here.
+  static absl::StatusOr<std::unique_ptr<LocalRegion>> Share(const LocalRegionOptions& options,
+                                                            const CudaMemory& memory);
   ~LocalRegion();
   LocalRegion(const LocalRegion&) = delete;
   LocalRegion& operator=(const LocalRegion&) = delete;
 
-  // Aligned to a page.
+  // Aligned to a page, or as CUDA gave them.
   absl::Span<unsigned char> bytes() const { return bytes_; }
   const std::array<unsigned char, 16>& handle() const { return handle_; }
   // The next bytes that Allocate has not given yet, aligned to kRegionAlignment; they are never
@@ -56,11 +82,15 @@ class LocalRegion {
   bool connected() const;
 
  private:
-  LocalRegion(regions::UniqueFd socket, absl::Span<unsigned char> bytes)
-      : socket_(std::move(socket)), bytes_(bytes) {}
+  LocalRegion(regions::UniqueFd socket, absl::Span<unsigned char> bytes, bool is_mapped)
+      : socket_(std::move(socket)), bytes_(bytes), is_mapped_(is_mapped) {}
+
+  // Sends a frame that registers the bytes, and takes the handle from the answer.
+  absl::Status Register(const void* frame, int64_t frame_bytes, int fd);
 
   const regions::UniqueFd socket_;
   const absl::Span<unsigned char> bytes_;
+  const bool is_mapped_;  // here, and so to be taken down
   std::array<unsigned char, 16> handle_ = {};
   std::atomic<int64_t> allocated_bytes_{0};
 };

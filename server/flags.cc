@@ -96,6 +96,11 @@ ABSL_FLAG(
 ABSL_FLAG(int64_t, max_region_bytes, Defaults().max_region_bytes,
           "Memory of callers that may be handed in at a time, in bytes; more is refused. It is the "
           "callers' own, mapped here. 0: no side socket. Negative: refused.");
+ABSL_FLAG(
+    bool, allow_cuda_ipc, Defaults().allow_cuda_ipc,
+    "Lets callers at the side socket hand in memory on this server's GPUs too (CUDA IPC), which "
+    "kernels read and write in place. Such callers are trusted: one that frees its memory while "
+    "a call uses it may take the GPU, and so the server, down.");
 ABSL_FLAG(int64_t, drain_delay_ms, Defaults().drain_delay_ms,
           "After SIGTERM or SIGINT: how long calls are still accepted while health says "
           "NOT_SERVING, in milliseconds. 0: not at all. Negative: refused.");
@@ -178,6 +183,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
   server.device_bytes = absl::GetFlag(FLAGS_device_bytes);
   server.local_socket = absl::GetFlag(FLAGS_local_socket);
   server.max_region_bytes = absl::GetFlag(FLAGS_max_region_bytes);
+  server.allow_cuda_ipc = absl::GetFlag(FLAGS_allow_cuda_ipc);
   server.drain_delay_ms = absl::GetFlag(FLAGS_drain_delay_ms);
   server.drain_timeout_ms = absl::GetFlag(FLAGS_drain_timeout_ms);
   server.default_deadline_ms = absl::GetFlag(FLAGS_default_deadline_ms);

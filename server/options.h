@@ -36,6 +36,8 @@ struct ServerOptions {
   std::string local_socket;
   // 0: no side socket either.
   int64_t max_region_bytes = int64_t{8} << 30;
+  // Callers are trusted then (server/regions/README.md).
+  bool allow_cuda_ipc = false;
   // Longer than a balancer takes to see that /readyz has changed.
   int64_t drain_delay_ms = 5'000;
   int64_t drain_timeout_ms = 30'000;

@@ -3,20 +3,53 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/executor/cuda_ipc.h"
 #include "server/log.h"
 #include "server/regions/protocol/socket_path.h"
 
 namespace attnd::server {
 
+namespace {
+
+using Devices = std::vector<std::unique_ptr<Device>>;
+
+// Null where there is no GPU.
+std::shared_ptr<PageLocker> Locker(const Devices& devices) {
+  for (const auto& device : devices) {
+    if (std::shared_ptr<PageLocker> locker = device->RegionLocker()) return locker;
+  }
+  return nullptr;
+}
+
+// Null: callers' memory on GPUs is not taken.
+std::shared_ptr<GpuImporter> Importer(const ServerOptions& options, const Devices& devices) {
+  if (!options.allow_cuda_ipc) return nullptr;
+  std::vector<CudaImporter::Gpu> gpus;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    std::shared_ptr<CudaIpc> ipc = devices[i]->Ipc();
+    if (ipc == nullptr) continue;
+    gpus.push_back({static_cast<int>(i), devices[i]->Describe().id, std::move(ipc)});
+  }
+  if (gpus.empty()) {
+    LogEvent(LogLevel::kWarning, "no_cuda_ipc", {{"reason", "no device is a GPU that can"}});
+    return nullptr;
+  }
+  return std::make_shared<CudaImporter>(std::move(gpus));
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<RegionHost>> RegionHost::Start(const ServerOptions& options,
                                                               const std::string& instance_id,
-                                                              std::shared_ptr<PageLocker> locker) {
+                                                              const Devices& devices) {
   std::unique_ptr<RegionHost> none;
   if (options.local_socket == kNoLocalSocket || options.max_region_bytes == 0) return none;
+  std::shared_ptr<GpuImporter> importer = Importer(options, devices);
+  const bool takes_cuda_memory = importer != nullptr;
   RegionLimits limits;
   // Only this process' own user is served, so that one limit is both.
   limits.max_owner_bytes = limits.max_total_bytes = options.max_region_bytes;
-  auto table = std::make_shared<RegionTable>(limits, std::move(locker));
+  auto table = std::make_shared<RegionTable>(limits, Locker(devices), std::move(importer));
   RegionSocketOptions socket_options;
   socket_options.path = options.local_socket;
   socket_options.instance_id = instance_id;
@@ -24,7 +57,8 @@ absl::StatusOr<std::unique_ptr<RegionHost>> RegionHost::Start(const ServerOption
       RegionSocket::Listen(socket_options, table);
   if (socket.ok()) {
     LogEvent(LogLevel::kInfo, "local_socket", {{"path", (*socket)->path()}});
-    return std::unique_ptr<RegionHost>(new RegionHost(std::move(table), *std::move(socket)));
+    return std::unique_ptr<RegionHost>(
+        new RegionHost(std::move(table), *std::move(socket), takes_cuda_memory));
   }
   if (!options.local_socket.empty()) {
     return absl::Status(
@@ -48,12 +82,17 @@ void RegionHost::AddMetrics(Metrics& metrics) const {
       [this] { return table_->counts().bytes; });
   add("attnd_region_leases", "Ranges of memory regions that calls use.",
       [this] { return table_->counts().leases; });
+  add("attnd_cuda_regions", "Those of attnd_regions that are on GPUs.",
+      [this] { return table_->counts().gpu_regions; });
+  add("attnd_cuda_region_bytes", "Those of attnd_region_bytes that are on GPUs.",
+      [this] { return table_->counts().gpu_bytes; });
   metrics.AddCounters("attnd_region_refusals_total",
                       "Connections, memory regions and ranges that were refused, by reason.",
                       "reason", [this] {
                         const RegionRefusals refusals = table_->refusals();
                         return Metrics::Counts{{"connection", socket_->refused_connections()},
                                                {"file", refusals.file},
+                                               {"cuda", refusals.cuda},
                                                {"limit", refusals.limit},
                                                {"handle", refusals.handle},
                                                {"range", refusals.range},

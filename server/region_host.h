@@ -5,8 +5,11 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/executor/device.h"
 #include "server/metrics/metrics.h"
 #include "server/options.h"
 #include "server/regions/region_socket.h"
@@ -17,24 +20,30 @@ namespace attnd::server {
 // Thread-safe, but for construction and destruction.
 class RegionHost {
  public:
-  // Null: the options want none, or the default path cannot be had, which is logged. `locker` as
-  // RegionTable has it. Fails as RegionSocket::Listen for a path that was given.
-  static absl::StatusOr<std::unique_ptr<RegionHost>> Start(const ServerOptions& options,
-                                                           const std::string& instance_id,
-                                                           std::shared_ptr<PageLocker> locker);
+  // Null: the options want none, or the default path cannot be had, which is logged, as is
+  // --allow_cuda_ipc where none of the devices is a GPU that can. Fails as RegionSocket::Listen for
+  // a path that was given.
+  static absl::StatusOr<std::unique_ptr<RegionHost>> Start(
+      const ServerOptions& options, const std::string& instance_id,
+      const std::vector<std::unique_ptr<Device>>& devices);
 
   RegionTable& table() { return *table_; }
+  bool takes_cuda_memory() const { return takes_cuda_memory_; }
   // New callers find no socket from here on.
   void RemovePath() const { socket_->RemovePath(); }
   // Until RemoveGauges().
   void AddMetrics(Metrics& metrics) const;
 
  private:
-  RegionHost(std::shared_ptr<RegionTable> table, std::unique_ptr<RegionSocket> socket)
-      : table_(std::move(table)), socket_(std::move(socket)) {}
+  RegionHost(std::shared_ptr<RegionTable> table, std::unique_ptr<RegionSocket> socket,
+             bool takes_cuda_memory)
+      : table_(std::move(table)),
+        socket_(std::move(socket)),
+        takes_cuda_memory_(takes_cuda_memory) {}
 
   const std::shared_ptr<RegionTable> table_;
   const std::unique_ptr<RegionSocket> socket_;
+  const bool takes_cuda_memory_;
 };
 
 }  // namespace attnd::server

@@ -60,6 +60,21 @@ struct OutputSpec {
   int64_t sent_bytes() const { return sent_o_bytes() + sent_lse_bytes(); }
 };
 
+// Tensors that lie on a GPU, in memory of the caller's, and stay there.
+struct GpuTensors {
+  static constexpr int kNoDevice = -1;
+
+  int device = kNoDevice;  // of the server's: the one that computes the request
+  bool q = false;
+  bool k = false;
+  bool v = false;
+  bool o = false;
+  bool lse = false;
+  int64_t size_bytes = 0;  // of all of them
+  // Events of the caller's that the device waits for before it looks at them.
+  std::vector<void*> ready{};
+};
+
 // Immutable once decoded; everything in it has been checked. Owns its bytes, or has leases on them.
 struct Request {
   std::string request_id;
@@ -81,6 +96,7 @@ struct Request {
   // none.
   std::unique_ptr<RegionLeases> leases;
   int64_t leased_input_bytes = 0;  // of payload_bytes()
+  GpuTensors gpu;                  // of those that are leased
 
   int64_t payload_bytes() const { return q.size_bytes() + k.size_bytes() + v.size_bytes(); }
   int64_t answer_bytes() const { return output.o_bytes + output.lse_bytes; }

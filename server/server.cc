@@ -72,10 +72,11 @@ int64_t MaxStreamBytes(const ServerOptions& options, const BufferPool& payload_p
 
 v1::GetServerInfoResponse ServerInfo(const ServerOptions& options, int64_t max_stream_bytes,
                                      const std::vector<DeviceDescription>& devices,
-                                     const std::string& instance_id) {
+                                     const std::string& instance_id, bool takes_cuda_memory) {
   v1::GetServerInfoResponse info;
   info.set_instance_id(instance_id);
   info.set_version(ATTND_VERSION);
+  info.set_takes_cuda_memory(takes_cuda_memory);
   info.set_backend(devices[0].backend);
   info.set_backend_reason(devices[0].backend_reason);
   for (const DeviceDescription& device : devices) {
@@ -312,11 +313,7 @@ class Server::Impl {
   }
 
   absl::Status StartRegions() {
-    std::shared_ptr<PageLocker> locker;
-    for (const auto& device : devices_) {
-      if (locker == nullptr) locker = device->RegionLocker();
-    }
-    auto regions = RegionHost::Start(options_, instance_id_, std::move(locker));
+    auto regions = RegionHost::Start(options_, instance_id_, devices_);
     if (!regions.ok()) return regions.status();
     regions_ = *std::move(regions);
     if (regions_ != nullptr) regions_->AddMetrics(metrics_);
@@ -342,7 +339,8 @@ class Server::Impl {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
     attention_ = std::make_unique<AttentionService>(
-        ServerInfo(options_, max_stream_bytes(), devices(), instance_id_));
+        ServerInfo(options_, max_stream_bytes(), devices(), instance_id_,
+                   regions_ != nullptr && regions_->takes_cuda_memory()));
     raw_ = std::make_unique<RawService>(Parts());
     grpc::ServerBuilder builder;
     ConfigureTransport(builder, options_);

@@ -184,6 +184,7 @@ absl::Status CudaBatch::EnqueueRun(SliceRun& slice, kernels::Stream stream) {
   ATTND_RETURN_IF_ERROR(shared_.cuda->StreamWait(stream, slice.events[EventIndex(Stage::kUpload)]));
   const std::vector<kernels::AttentionTask> tasks = TasksOf(slice.pieces);
   if (tasks.empty()) return absl::OkStatus();
+  ATTND_RETURN_IF_ERROR(WaitForCallers(slice, stream));
   kernels::Backend& backend = *shared_.backends[slice.run_stream];
   if (slice.workspace == nullptr) {  // it has one if it had to wait, perhaps half launched
     slice.workspace_bytes = backend.WorkspaceBytes(tasks);
@@ -191,6 +192,16 @@ absl::Status CudaBatch::EnqueueRun(SliceRun& slice, kernels::Stream stream) {
     if (slice.workspace_bytes > 0 && slice.workspace == nullptr) return RunOneByOne(slice, stream);
   }
   return TryAgainLater(backend.Run(tasks, slice.workspace, stream));
+}
+
+absl::Status CudaBatch::WaitForCallers(const SliceRun& slice, kernels::Stream stream) const {
+  for (const Piece& piece : slice.pieces) {
+    if (!IsWanted(piece)) continue;
+    for (CudaEvent event : jobs_[piece.request]->request->gpu.ready) {
+      ATTND_RETURN_IF_ERROR(shared_.cuda->StreamWait(stream, event));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CudaBatch::RunOneByOne(const SliceRun& slice, kernels::Stream stream) {

@@ -143,6 +143,8 @@ class CudaBatch final : public BatchOnDevice {
   absl::Status EnqueueRun(SliceRun& slice, kernels::Stream stream);
   // Where there is no room for one workspace: batches that waited for it would hold what they wait
   // for. Each request has one of its own.
+  // For what callers' events have recorded of tensors that lie on the GPU.
+  absl::Status WaitForCallers(const SliceRun& slice, kernels::Stream stream) const;
   absl::Status RunOneByOne(const SliceRun& slice, kernels::Stream stream);
   std::vector<kernels::AttentionTask> TasksOf(absl::Span<const Piece> pieces) const;
   // Memory that the backend could not get for a launch can be had when something ends, or from what

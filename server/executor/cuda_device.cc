@@ -22,7 +22,10 @@ class CudaDevice final : public Device {
  public:
   CudaDevice(std::shared_ptr<Cuda> cuda, const DeviceDescription& description,
              const CudaDeviceOptions& options)
-      : shared_(std::move(cuda)), description_(description), slice_(options.slice) {}
+      : shared_(std::move(cuda)),
+        description_(description),
+        slice_(options.slice),
+        ipc_(options.ipc) {}
 
   absl::Status Prepare(std::vector<std::unique_ptr<kernels::Backend>> backends,
                        int64_t device_bytes) {
@@ -55,6 +58,7 @@ class CudaDevice final : public Device {
   std::shared_ptr<PageLocker> RegionLocker() override {
     return std::make_shared<CudaPageLocker>(shared_.cuda);
   }
+  std::shared_ptr<CudaIpc> Ipc() override { return ipc_; }
   DeviceMemory memory() const override {
     return {shared_.memory->used_bytes(), shared_.memory->held_bytes()};
   }
@@ -80,6 +84,7 @@ class CudaDevice final : public Device {
           absl::StrCat(description_.id, " has no room for ", job->block_bytes, " bytes now"));
     }
     job->device = BasesIn(job->block, job->place);
+    UseInPlace(job->request->gpu, job->host, job->device);
     running.on_device = std::move(job);
     return absl::OkStatus();
   }
@@ -144,6 +149,7 @@ class CudaDevice final : public Device {
   CudaShared shared_;
   const DeviceDescription description_;
   const SliceSize slice_;
+  const std::shared_ptr<CudaIpc> ipc_;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "server/executor/cuda.h"
+#include "server/executor/cuda_ipc.h"
 #include "server/executor/cuda_layout.h"
 #include "server/executor/device.h"
 
@@ -26,12 +27,15 @@ struct CudaDeviceOptions {
   // Of the GPU's memory, for requests under way. 0: kDeviceShare of what is free at the start.
   int64_t device_bytes = 0;
   SliceSize slice{};
+  // Null: callers' own memory on the GPU is not used.
+  std::shared_ptr<CudaIpc> ipc{};
 };
 inline constexpr double kDeviceShare = 0.8;
 
 // `backends`: kRunStreams of them, alike, on this GPU. Fails as `cuda` does.
 //
-// A request's tensors lie in one block of the pool, bases aligned to 256 bytes, rows to 16. Tensors
+// Tensors of callers that lie on the GPU are used there, and nothing of them is copied. Of the
+// others a request's lie in one block of the pool, bases aligned to 256 bytes, rows to 16. Tensors
 // of at most 32 KiB travel together instead, one copy each way for the batch. A batch of one slice
 // goes through its stages one by one. In a larger one each slice goes on by itself as soon as it is
 // there, and is given to the streams only shortly before its turn, so that small batches pass

@@ -50,7 +50,7 @@ struct Copier {
   }
 
   void AppendRun(int64_t first, int64_t rows) const {
-    if (rows == 0) return;
+    if (rows == 0 || place.rows == 0) return;
     if (place.dense()) {
       Append(first, rows * place.row_bytes, 1, 0, 0);
     } else {
@@ -62,6 +62,7 @@ struct Copier {
 
   // In as few copies as the tensor's layout allows.
   void AppendBox(const Box& box) const {
+    if (place.rows == 0) return;  // it lies there already
     std::vector<Axis> axes;
     for (const Axis& axis : box.axes) {
       if (axis.extent == 0) return;
@@ -146,10 +147,12 @@ class Cutter {
 
   void AddRequest(int number, const Request& request) {
     const auto slots = static_cast<int64_t>(request.problems.size());
-    if (request.payload_bytes() + request.answer_bytes() < 2 * size_.bytes) {
+    const int64_t copied_bytes =
+        request.payload_bytes() + request.answer_bytes() - request.gpu.size_bytes;
+    if (copied_bytes < 2 * size_.bytes) {
       int64_t rows = 0;
       for (const ProblemSlot& slot : request.problems) rows += QueryRows(slot.problem);
-      Add({number, 0, slots, true}, request.payload_bytes() + request.answer_bytes(), rows);
+      Add({number, 0, slots, true}, copied_bytes, rows);
       return;
     }
     for (int64_t s = 0; s < slots; ++s) AddSlot(number, s, request.problems[s]);
@@ -232,18 +235,21 @@ RequestPlace PlaceRequest(const Request& request) {
   const AttentionProblem& p = request.problems[0].problem;
   const int64_t row_bytes = RowBytes(p);
   int64_t end = 0;
-  const auto put = [&end](TensorPlace& tensor, int64_t bytes, int64_t row, int64_t pitch) {
-    tensor = {end, bytes / row, row, pitch};
+  const auto put = [&end](TensorPlace& tensor, int64_t bytes, int64_t row, int64_t pitch,
+                          bool is_there = false) {
+    if (is_there) bytes = 0;
+    tensor = {end, bytes / row, row, is_there ? row : pitch};
     end = RoundUp(end + tensor.device_bytes(), kDeviceAlignmentBytes);
   };
   const int64_t pitch = RoundUp(row_bytes, kRowAlignmentBytes);
-  put(place.q, request.q.size_bytes(), row_bytes, pitch);
-  put(place.k, request.k.size_bytes(), row_bytes, pitch);
-  put(place.v, request.v.size_bytes(), row_bytes, pitch);
+  put(place.q, request.q.size_bytes(), row_bytes, pitch, request.gpu.q);
+  put(place.k, request.k.size_bytes(), row_bytes, pitch, request.gpu.k);
+  put(place.v, request.v.size_bytes(), row_bytes, pitch, request.gpu.v);
   put(place.slopes, static_cast<int64_t>(request.alibi_slopes.size()) * kFloatBytes, kFloatBytes,
       kFloatBytes);
-  put(place.o, request.output.o_bytes, row_bytes, pitch);
-  put(place.lse, request.output.want_lse ? request.output.lse_bytes : 0, kFloatBytes, kFloatBytes);
+  put(place.o, request.output.o_bytes, row_bytes, pitch, request.gpu.o);
+  put(place.lse, request.output.want_lse ? request.output.lse_bytes : 0, kFloatBytes, kFloatBytes,
+      request.gpu.lse);
   place.size_bytes = end;
   return place;
 }
@@ -260,6 +266,14 @@ TensorBases BasesOnHost(const Request& request, const Buffer& o, const Buffer& l
   // Only read, as are q, k and v.
   bases.slopes = reinterpret_cast<unsigned char*>(const_cast<float*>(request.alibi_slopes.data()));
   return bases;
+}
+
+void UseInPlace(const GpuTensors& tensors, const TensorBases& host, TensorBases& device) {
+  if (tensors.q) device.q = host.q;
+  if (tensors.k) device.k = host.k;
+  if (tensors.v) device.v = host.v;
+  if (tensors.o) device.o = host.o;
+  if (tensors.lse) device.lse = host.lse;
 }
 
 std::vector<Slice> CutIntoSlices(absl::Span<const Request* const> requests, const SliceSize& size) {
@@ -352,30 +366,32 @@ void AppendTasks(const Request& request, const RequestPlace& place, const Piece&
     const ProblemSlot& slot = request.problems[s];
     const Part part = PartOf(slot.problem, piece);
     const int64_t element_bytes = SizeBytes(slot.problem.dtype);
-    const int64_t pitch_elems = place.q.pitch_bytes / element_bytes;
-    const auto to_device = [&](int64_t elems) {
-      return elems / slot.problem.head_dim * pitch_elems;
+    const auto to_device = [&](const TensorPlace& tensor, int64_t elems) {
+      return elems / slot.problem.head_dim * (tensor.pitch_bytes / element_bytes);
     };
-    const auto strides = [&](const Strides& s) {
-      return Strides{to_device(s.batch), to_device(s.head), to_device(s.row)};
+    const auto strides = [&](const TensorPlace& tensor, const Strides& s) {
+      return Strides{to_device(tensor, s.batch), to_device(tensor, s.head),
+                     to_device(tensor, s.row)};
     };
-    const auto address = [&](unsigned char* base, int64_t offset, const Strides& s, int64_t head) {
-      return base + to_device(offset + part.batch_begin * s.batch + head * s.head) * element_bytes;
+    const auto address = [&](const TensorPlace& tensor, unsigned char* base, int64_t offset,
+                             const Strides& s, int64_t head) {
+      const int64_t elems = offset + part.batch_begin * s.batch + head * s.head;
+      return base + to_device(tensor, elems) * element_bytes;
     };
     kernels::AttentionTask task = {slot.problem, plans[s], {}};
     task.problem.batch = part.batch;
     task.problem.q_heads = part.q_heads;
     task.problem.kv_heads = part.kv_heads;
     kernels::AttentionArgs& args = task.args;
-    args.q = address(device.q, slot.q_offset_elems, slot.q_strides, part.q_head_begin);
-    args.k = address(device.k, slot.k_offset_elems, slot.k_strides, part.kv_head_begin);
-    args.v = address(device.v, slot.v_offset_elems, slot.v_strides, part.kv_head_begin);
-    args.o = address(device.o, slot.o_offset_elems, slot.o_strides, part.q_head_begin);
-    args.q_strides = strides(slot.q_strides);
-    args.k_strides = strides(slot.k_strides);
-    args.v_strides = strides(slot.v_strides);
-    args.o_strides = strides(slot.o_strides);
-    if (place.lse.rows > 0) {
+    args.q = address(place.q, device.q, slot.q_offset_elems, slot.q_strides, part.q_head_begin);
+    args.k = address(place.k, device.k, slot.k_offset_elems, slot.k_strides, part.kv_head_begin);
+    args.v = address(place.v, device.v, slot.v_offset_elems, slot.v_strides, part.kv_head_begin);
+    args.o = address(place.o, device.o, slot.o_offset_elems, slot.o_strides, part.q_head_begin);
+    args.q_strides = strides(place.q, slot.q_strides);
+    args.k_strides = strides(place.k, slot.k_strides);
+    args.v_strides = strides(place.v, slot.v_strides);
+    args.o_strides = strides(place.o, slot.o_strides);
+    if (place.lse.rows > 0 || request.gpu.lse) {
       args.lse = reinterpret_cast<float*>(device.lse) + slot.lse_offset_elems +
                  part.batch_begin * slot.lse_batch_stride +
                  part.q_head_begin * slot.lse_head_stride;

@@ -31,7 +31,8 @@ struct TensorPlace {
   int64_t device_bytes() const { return rows * pitch_bytes; }
 };
 
-// All that a request needs there, as one block.
+// All that a request needs there, as one block. Tensors that lie on the GPU already have no rows,
+// and the pitch that they have.
 struct RequestPlace {
   TensorPlace q;
   TensorPlace k;
@@ -54,6 +55,8 @@ struct TensorBases {
 };
 TensorBases BasesIn(unsigned char* block, const RequestPlace& place);
 TensorBases BasesOnHost(const Request& request, const Buffer& o, const Buffer& lse);
+// Of the tensors that lie on the GPU already, `host` is what the device is to use.
+void UseInPlace(const GpuTensors& tensors, const TensorBases& host, TensorBases& device);
 
 // A part of a batch: problems [slot_begin, slot_end) of request number `request`; of a single one,
 // perhaps only some of its batch entries and KV heads, with the query heads of their groups.

@@ -11,5 +11,6 @@ absl::Status WithoutCuda() { return absl::UnimplementedError("this build has no 
 absl::StatusOr<int> CountCudaDevices() { return WithoutCuda(); }
 absl::StatusOr<std::shared_ptr<Cuda>> OpenCuda(int) { return WithoutCuda(); }
 absl::StatusOr<CudaDeviceFacts> ReadCudaFacts(int) { return WithoutCuda(); }
+absl::StatusOr<std::shared_ptr<CudaIpc>> OpenCudaIpc(int) { return WithoutCuda(); }
 
 }  // namespace attnd::server

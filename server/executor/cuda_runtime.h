@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/executor/cuda.h"
+#include "server/executor/cuda_ipc.h"
 
 namespace attnd::server {
 
@@ -23,6 +24,9 @@ absl::StatusOr<int> CountCudaDevices();
 // Starts the device for this process and makes it the calling thread's.
 absl::StatusOr<std::shared_ptr<Cuda>> OpenCuda(int ordinal);
 absl::StatusOr<CudaDeviceFacts> ReadCudaFacts(int ordinal);
+
+// cuda_ipc_runtime.cc. FAILED_PRECONDITION for a driver that lacks a call.
+absl::StatusOr<std::shared_ptr<CudaIpc>> OpenCudaIpc(int ordinal);
 
 }  // namespace attnd::server
 

@@ -13,6 +13,8 @@
 
 namespace attnd::server {
 
+class CudaIpc;
+
 // What a device holds for one job: memory of its own, plans. Destroyed before the job's request and
 // buffers.
 class JobOnDevice {
@@ -90,6 +92,9 @@ class Device {
 
   // Makes callers' memory such memory, for every GPU of the process; null: there is no need to.
   virtual std::shared_ptr<PageLocker> RegionLocker() { return nullptr; }
+
+  // The way to what callers have on this GPU; null: it is none, or its driver cannot.
+  virtual std::shared_ptr<CudaIpc> Ipc() { return nullptr; }
 
   // Thread-safe.
   virtual DeviceMemory memory() const { return {}; }

@@ -98,6 +98,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateGpuDevice(int ordinal, absl::strin
   if (!gpu.ok()) return gpu.status();
   CudaDeviceOptions options;
   options.device_bytes = device_bytes;
+  options.ipc = std::move(gpu->ipc);
   return MakeCudaDevice(std::move(gpu->cuda), std::move(gpu->backends), gpu->description, options);
 }
 
@@ -144,6 +145,7 @@ absl::StatusOr<Gpu> OpenGpu(int ordinal, absl::string_view backend, absl::string
     if (!created.ok()) return created.status();
     gpu.backends.push_back(*std::move(created));
   }
+  if (auto ipc = OpenCudaIpc(ordinal); ipc.ok()) gpu.ipc = *std::move(ipc);
   description.name = facts->name;
   description.processors = facts->multiprocessors;
   for (const BackendEntry& other : kernels::BackendEntries()) {

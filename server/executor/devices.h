@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/executor/cuda.h"
+#include "server/executor/cuda_ipc.h"
 #include "server/executor/device.h"
 
 namespace attnd::server {
@@ -39,6 +40,7 @@ struct Gpu {
   std::shared_ptr<Cuda> cuda;
   std::vector<std::unique_ptr<kernels::Backend>> backends;
   DeviceDescription description;
+  std::shared_ptr<CudaIpc> ipc;  // null: the driver has not what it takes
 };
 // `backend` empty: the best that runs there; otherwise `forced_by` says by what, for the log. With
 // the fault that the environment's ATTND_FAULT asks for (cuda_fault.h).

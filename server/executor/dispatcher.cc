@@ -120,7 +120,9 @@ absl::Status Dispatcher::Submit(const JobPtr& job) {
   if (lanes_.size() == 1) return lanes_[0].scheduler->Submit(job);
   std::vector<size_t> able;
   absl::Status why_not;
+  const int only = job->request().gpu.device;  // whose memory has some of the tensors
   for (size_t i = 0; i < lanes_.size(); ++i) {
+    if (only != GpuTensors::kNoDevice && static_cast<size_t>(only) != i) continue;
     const absl::Status status = SupportsAll(*lanes_[i].device, job->request());
     if (status.ok()) able.push_back(i);
     why_not.Update(status);

@@ -43,7 +43,7 @@ struct Lane {
 // Submit to the job's end, however it ends. Devices of one name and backend are equally fast, as
 // the fastest of them; one whose rate is not known yet is taken to be as fast as the fastest that
 // is. Of equals it goes to the one that has been given less so far, so that a light load is shared
-// too. With one lane nothing is counted.
+// too. With one lane nothing is counted. A request with tensors on a GPU goes to that one.
 //
 // Thread-safe.
 class Dispatcher {

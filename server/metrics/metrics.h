@@ -26,7 +26,7 @@ namespace attnd::server {
 //   attnd_sent_bytes_total{transport}           payload: unary, stream, region (written in place)
 //   attnd_retry_pushback_total                  refusals that told the caller when to come again
 //   attnd_region_refusals_total{reason}         of regions and of ranges in them: connection, file,
-//                                               limit, handle, range, leases, broken
+//                                               cuda, limit, handle, range, leases, broken
 //
 //   histograms
 //   attnd_stage_seconds{stage}                  queue, upload, run, download, total
@@ -38,7 +38,8 @@ namespace attnd::server {
 //   attnd_queue_requests, attnd_queue_bytes, attnd_receive_budget_bytes, attnd_receive_used_bytes,
 //   attnd_receive_waiting_requests, attnd_pool_used_bytes, attnd_pool_kept_bytes,
 //   attnd_pinned_held_bytes, attnd_device_used_bytes, attnd_device_held_bytes, attnd_serving,
-//   attnd_region_connections, attnd_regions, attnd_region_bytes, attnd_region_leases
+//   attnd_region_connections, attnd_regions, attnd_region_bytes, attnd_region_leases,
+//   attnd_cuda_regions, attnd_cuda_region_bytes (of the two before, those on GPUs)
 //   attnd_build_info{version,backend} 1
 //
 // Thread-safe.

@@ -90,6 +90,10 @@ RegionLease::~RegionLease() {
   if (region_ != nullptr) region_->Unpin(range_);
 }
 
+const GpuMemory* RegionLease::gpu() const {
+  return region_ == nullptr ? nullptr : region_->gpu_.get();
+}
+
 bool RegionLease::broken() const { return region_ != nullptr && region_->broken(); }
 
 absl::Status RegionLease::status() const {
@@ -150,9 +154,21 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Map(int fd, int64_t size_bytes,
   return region;
 }
 
+std::shared_ptr<Region> Region::OfGpu(std::unique_ptr<GpuMemory> memory,
+                                      std::unique_ptr<RegionLedger::Entry> entry) {
+  const std::shared_ptr<Region> region(
+      new Region(memory->base(), memory->size_bytes(), std::move(entry)));
+  region->gpu_ = std::move(memory);
+  return region;
+}
+
 // Nobody touches the pages any more. The guard goes before the mapping: its addresses may be
 // somebody else's a moment later. The entry goes last, for the memory counts until it is free.
 Region::~Region() {
+  if (gpu_ != nullptr) {
+    gpu_.reset();
+    return;
+  }
   if (locker_ != nullptr) locker_->Unlock(base_);
   guard_.reset();
   munmap(base_, static_cast<size_t>(size_bytes_));

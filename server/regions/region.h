@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/sync.h"
+#include "server/regions/gpu_memory.h"
 #include "server/regions/region_ledger.h"
 #include "server/regions/sigbus_guard.h"
 
@@ -45,6 +46,8 @@ class RegionLease {
 
   unsigned char* data() const { return data_; }
   int64_t size_bytes() const { return size_bytes_; }
+  // Null: data() is the host's memory. Otherwise it is a GPU's, and this process may not touch it.
+  const GpuMemory* gpu() const;
 
   // Whether pages of the region were missing. Asked after the last access: if so, what was read is
   // not what the client had, what was written is not there, and the call must fail.
@@ -87,6 +90,9 @@ class Region : public std::enable_shared_from_this<Region> {
   static absl::StatusOr<std::shared_ptr<Region>> Map(int fd, int64_t size_bytes,
                                                      std::unique_ptr<RegionLedger::Entry> entry,
                                                      std::shared_ptr<PageLocker> locker);
+  // Of a GPU's memory, which never breaks.
+  static std::shared_ptr<Region> OfGpu(std::unique_ptr<GpuMemory> memory,
+                                       std::unique_ptr<RegionLedger::Entry> entry);
   ~Region();
 
   // INVALID_ARGUMENT, naming the numbers, for a range that is not in the region, or that overlaps
@@ -99,7 +105,7 @@ class Region : public std::enable_shared_from_this<Region> {
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
   int64_t size_bytes() const { return size_bytes_; }
-  bool broken() const { return guard_->tripped(); }
+  bool broken() const { return guard_ != nullptr && guard_->tripped(); }
 
  private:
   friend class RegionLease;
@@ -113,8 +119,9 @@ class Region : public std::enable_shared_from_this<Region> {
   unsigned char* const base_;
   const int64_t size_bytes_;
   const std::unique_ptr<RegionLedger::Entry> entry_;
-  // Set by Map alone, before anybody else sees the region.
+  // Set by Map or OfGpu alone, before anybody else sees the region.
   std::unique_ptr<SigbusGuard> guard_;
+  std::unique_ptr<GpuMemory> gpu_;      // null: the host's memory
   std::shared_ptr<PageLocker> locker_;  // null unless the pages are locked
 
   Mutex mutex_;

@@ -13,7 +13,8 @@ std::shared_ptr<RegionLedger> RegionLedger::New(const RegionLimits& limits) {
 
 absl::StatusOr<std::unique_ptr<RegionLedger::Entry>> RegionLedger::Enter(uid_t owner,
                                                                          int64_t size_bytes,
-                                                                         FileId file) {
+                                                                         FileId file,
+                                                                         RegionKind kind) {
   MutexLock lock(mutex_);
   const auto found = owner_bytes_.find(owner);
   const int64_t owned_bytes = found == owner_bytes_.end() ? 0 : found->second;
@@ -35,16 +36,22 @@ absl::StatusOr<std::unique_ptr<RegionLedger::Entry>> RegionLedger::Enter(uid_t o
   if (!files_.insert(file).second) {
     return absl::AlreadyExistsError("this file is a region already");
   }
-  ++counts_.regions;
-  counts_.bytes += size_bytes;
+  CountRegion(kind, 1, size_bytes);
   owner_bytes_[owner] = owned_bytes + size_bytes;
-  return std::unique_ptr<Entry>(new Entry(shared_from_this(), owner, size_bytes, file));
+  return std::unique_ptr<Entry>(new Entry(shared_from_this(), owner, size_bytes, file, kind));
+}
+
+void RegionLedger::CountRegion(RegionKind kind, int64_t change, int64_t size_bytes) {
+  counts_.regions += change;
+  counts_.bytes += change * size_bytes;
+  if (kind != RegionKind::kGpu) return;
+  counts_.gpu_regions += change;
+  counts_.gpu_bytes += change * size_bytes;
 }
 
 RegionLedger::Entry::~Entry() {
   MutexLock lock(ledger_->mutex_);
-  --ledger_->counts_.regions;
-  ledger_->counts_.bytes -= size_bytes_;
+  ledger_->CountRegion(kind_, -1, size_bytes_);
   const auto found = ledger_->owner_bytes_.find(owner_);
   found->second -= size_bytes_;
   if (found->second == 0) ledger_->owner_bytes_.erase(found);

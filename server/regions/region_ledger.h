@@ -22,14 +22,19 @@ struct RegionLimits {
   int64_t max_regions = 1024;
 };
 
+enum class RegionKind { kHost, kGpu };
+
 // Regions that are mapped, bytes that they hold, ranges of them that calls use.
 struct RegionCounts {
   int64_t regions = 0;
   int64_t bytes = 0;
   int64_t leases = 0;
+  // Of these, on GPUs.
+  int64_t gpu_regions = 0;
+  int64_t gpu_bytes = 0;
 };
 
-// A file's identity: two mappings of one file would overlap unseen.
+// A file's identity: two mappings of one file would overlap unseen. Of a GPU's memory its address.
 struct FileId {
   dev_t device = 0;
   ino_t inode = 0;
@@ -50,24 +55,35 @@ class RegionLedger : public std::enable_shared_from_this<RegionLedger> {
 
    private:
     friend class RegionLedger;
-    Entry(std::shared_ptr<RegionLedger> ledger, uid_t owner, int64_t size_bytes, FileId file)
-        : ledger_(std::move(ledger)), owner_(owner), size_bytes_(size_bytes), file_(file) {}
+    Entry(std::shared_ptr<RegionLedger> ledger, uid_t owner, int64_t size_bytes, FileId file,
+          RegionKind kind)
+        : ledger_(std::move(ledger)),
+          owner_(owner),
+          size_bytes_(size_bytes),
+          file_(file),
+          kind_(kind) {}
     const std::shared_ptr<RegionLedger> ledger_;
     const uid_t owner_;
     const int64_t size_bytes_;
     const FileId file_;
+    const RegionKind kind_;
   };
 
   static std::shared_ptr<RegionLedger> New(const RegionLimits& limits);
 
   // RESOURCE_EXHAUSTED, naming what is asked for, held and allowed, where a limit would be passed;
   // ALREADY_EXISTS if the file is a region. size_bytes > 0.
-  absl::StatusOr<std::unique_ptr<Entry>> Enter(uid_t owner, int64_t size_bytes, FileId file);
+  absl::StatusOr<std::unique_ptr<Entry>> Enter(uid_t owner, int64_t size_bytes, FileId file,
+                                               RegionKind kind = RegionKind::kHost);
 
   RegionCounts counts() const;
 
  private:
   explicit RegionLedger(const RegionLimits& limits) : limits_(limits) {}
+
+  // Counts a region more, or (-1) less.
+  void CountRegion(RegionKind kind, int64_t change, int64_t size_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const RegionLimits limits_;
   mutable Mutex mutex_;

@@ -180,46 +180,57 @@ absl::Status RegionSocket::Admit(int socket, uid_t* uid) const {
 }
 
 bool RegionSocket::ServeOne(int socket, Connection& connection) {
-  RegisterFrame frame;
+  Frame frame;
   // The kernel copies the frame: what is checked here is what is used.
   absl::StatusOr<Packet> packet = regions::ReceivePacket(socket, &frame, sizeof(frame));
   if (!packet.ok()) return absl::IsDeadlineExceeded(packet.status());
   if (packet->size_bytes == 0 && packet->fds.empty()) return false;  // it has left
-  const FrameHead wanted = RegisterFrame().head;
-  absl::Status malformed;
-  if (packet->truncated || packet->size_bytes != sizeof(frame)) {
-    malformed = absl::InvalidArgumentError(absl::StrCat("a frame has ", sizeof(frame),
-                                                        " bytes, got ", packet->size_bytes,
-                                                        packet->truncated ? " and more" : ""));
-  } else if (frame.head.magic != wanted.magic || frame.head.type != wanted.type) {
-    malformed = absl::InvalidArgumentError("this is no frame that registers a region");
-  } else if (frame.head.version != wanted.version) {
-    malformed =
-        absl::UnimplementedError(absl::StrCat("the server speaks version ", wanted.version,
-                                              " of the protocol, got ", frame.head.version));
-  } else if (packet->fds.size() != 1) {
-    malformed = absl::InvalidArgumentError(
-        absl::StrCat("a frame brings one descriptor, got ", packet->fds.size()));
-  }
-  if (!malformed.ok()) {
+  if (absl::Status malformed = CheckFrame(frame, *packet); !malformed.ok()) {
     ++refused_count_;
     SendAnswer(socket, malformed).IgnoreError();  // the connection ends either way
     return false;
   }
-  const absl::StatusOr<RegionHandle> handle =
-      Register(connection, packet->fds[0].get(), frame.size_bytes);
+  const int fd = packet->fds.empty() ? -1 : packet->fds[0].get();
+  const absl::StatusOr<RegionHandle> handle = Register(connection, frame, fd);
   packet->fds.clear();  // the mapping keeps the file
   // A client that does not take its answers has no use for more of them.
   return SendAnswer(socket, handle).ok();
 }
 
-absl::StatusOr<RegionHandle> RegionSocket::Register(Connection& connection, int fd,
-                                                    int64_t size_bytes) const {
+absl::Status RegionSocket::CheckFrame(const Frame& frame, const Packet& packet) {
+  const FrameHead wanted = RegisterFrame().head;
+  const bool is_cuda = frame.head.type == regions::FrameType::kRegisterCuda;
+  if (packet.size_bytes < static_cast<int64_t>(sizeof(FrameHead)) ||
+      frame.head.magic != wanted.magic || (frame.head.type != wanted.type && !is_cuda)) {
+    return absl::InvalidArgumentError("this is no frame that registers a region");
+  }
+  if (frame.head.version != wanted.version) {
+    return absl::UnimplementedError(absl::StrCat("the server speaks version ", wanted.version,
+                                                 " of the protocol, got ", frame.head.version));
+  }
+  const auto frame_bytes = static_cast<int64_t>(is_cuda ? sizeof(frame.cuda) : sizeof(frame.file));
+  if (packet.truncated || packet.size_bytes != frame_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("a frame has ", frame_bytes, " bytes, got ",
+                                                   packet.size_bytes,
+                                                   packet.truncated ? " and more" : ""));
+  }
+  if (packet.fds.size() > 1 || (packet.fds.empty() && !is_cuda)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a frame brings one descriptor, got ", packet.fds.size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RegionHandle> RegionSocket::Register(Connection& connection, const Frame& frame,
+                                                    int fd) const {
   if (static_cast<int>(connection.handles.size()) >= options_.max_regions_per_connection) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "this connection has ", connection.handles.size(), " regions, as many as may be"));
   }
-  absl::StatusOr<RegionHandle> handle = table_->Add(connection.uid, fd, size_bytes);
+  absl::StatusOr<RegionHandle> handle =
+      frame.head.type == regions::FrameType::kRegisterCuda
+          ? table_->AddGpu(connection.uid, frame.cuda, fd)
+          : table_->Add(connection.uid, fd, frame.file.size_bytes);
   if (handle.ok()) connection.handles.push_back(*handle);
   return handle;
 }

@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/regions/protocol/frames.h"
 #include "server/regions/protocol/packet.h"
 #include "server/regions/protocol/unique_fd.h"
 #include "server/regions/region_table.h"
@@ -70,7 +71,16 @@ class RegionSocket {
   absl::Status Admit(int socket, uid_t* uid) const;
   // False if the connection is to end.
   bool ServeOne(int socket, Connection& connection);
-  absl::StatusOr<RegionHandle> Register(Connection& connection, int fd, int64_t size_bytes) const;
+  // What a client may send.
+  union Frame {
+    regions::FrameHead head;
+    regions::RegisterFrame file;
+    regions::RegisterCudaFrame cuda;
+    Frame() : cuda() {}
+  };
+  // OK if it is one of these, with the descriptors that belong to it.
+  static absl::Status CheckFrame(const Frame& frame, const regions::Packet& packet);
+  absl::StatusOr<RegionHandle> Register(Connection& connection, const Frame& frame, int fd) const;
   void End(std::map<int, Connection>::iterator connection);
 
   const RegionSocketOptions options_;

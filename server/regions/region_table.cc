@@ -24,6 +24,9 @@ absl::StatusOr<RegionHandle> NewHandle() {
   return handle;
 }
 
+// Two mappings of one allocation may have two addresses: this finds what the driver maps once only.
+FileId IdOf(const GpuMemory& memory) { return {~dev_t{0}, reinterpret_cast<ino_t>(memory.base())}; }
+
 }  // namespace
 
 RegionTable::~RegionTable() {
@@ -49,10 +52,40 @@ absl::StatusOr<RegionHandle> RegionTable::TryAdd(uid_t owner, int fd, int64_t si
   absl::StatusOr<std::shared_ptr<Region>> region =
       Region::Map(fd, size_bytes, *std::move(entry), locker_);
   if (!region.ok()) return region.status();
+  return Keep(*std::move(region));
+}
+
+absl::StatusOr<RegionHandle> RegionTable::AddGpu(uid_t owner,
+                                                 const regions::RegisterCudaFrame& offer, int fd) {
+  absl::StatusOr<RegionHandle> handle = TryAddGpu(owner, offer, fd);
+  if (!handle.ok()) {
+    MutexLock lock(mutex_);
+    ++(absl::IsResourceExhausted(handle.status()) ? refusals_.limit : refusals_.cuda);
+  }
+  return handle;
+}
+
+absl::StatusOr<RegionHandle> RegionTable::TryAddGpu(uid_t owner,
+                                                    const regions::RegisterCudaFrame& offer,
+                                                    int fd) {
+  if (importer_ == nullptr) {
+    return absl::PermissionDeniedError(
+        "this server takes no memory on GPUs; it needs a GPU and --allow_cuda_ipc");
+  }
+  absl::StatusOr<std::unique_ptr<GpuMemory>> memory = importer_->Import(offer, fd);
+  if (!memory.ok()) return memory.status();
+  // Only now is its size known. It takes none of this process' memory until then.
+  absl::StatusOr<std::unique_ptr<RegionLedger::Entry>> entry =
+      ledger_->Enter(owner, (*memory)->size_bytes(), IdOf(**memory), RegionKind::kGpu);
+  if (!entry.ok()) return entry.status();
+  return Keep(Region::OfGpu(*std::move(memory), *std::move(entry)));
+}
+
+absl::StatusOr<RegionHandle> RegionTable::Keep(std::shared_ptr<Region> region) {
   const absl::StatusOr<RegionHandle> handle = NewHandle();
   if (!handle.ok()) return handle.status();
   MutexLock lock(mutex_);
-  regions_[*handle] = *std::move(region);  // two alike: once in 2^128
+  regions_[*handle] = std::move(region);  // two alike: once in 2^128
   return *handle;
 }
 

@@ -169,8 +169,28 @@ Strides ToStrides(const std::vector<int64_t>& strides, v1::Layout layout) {
   return {strides[0], strides[1], strides[2]};
 }
 
+// Notes that the tensor stays where it is, if that is a GPU.
+absl::Status NoteGpu(const RegionTensor& tensor, const RegionLease& lease, GpuTensors& gpu,
+                     bool& is_there) {
+  const GpuMemory* const memory = lease.gpu();
+  if (memory == nullptr) return absl::OkStatus();
+  if (gpu.device != GpuTensors::kNoDevice && gpu.device != memory->device()) {
+    return InvalidArgumentError(StrCat(tensor.name, " lies on the server's device ",
+                                       memory->device(), ", another tensor on device ", gpu.device,
+                                       "; they must lie on one"));
+  }
+  gpu.device = memory->device();
+  gpu.size_bytes += lease.size_bytes();
+  is_there = true;
+  void* const ready = memory->ready();
+  if (ready != nullptr && std::count(gpu.ready.begin(), gpu.ready.end(), ready) == 0) {
+    gpu.ready.push_back(ready);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status LeaseOne(const RegionTensor& tensor, Access access, RegionTable& table,
-                      RegionLeases& leases, unsigned char** data) {
+                      Request& request, bool& is_on_gpu, unsigned char** data) {
   absl::StatusOr<RegionLease> lease =
       table.Pin(tensor.handle, tensor.offset_bytes, tensor.span_bytes, access);
   if (!lease.ok()) {
@@ -179,8 +199,9 @@ absl::Status LeaseOne(const RegionTensor& tensor, Access access, RegionTable& ta
                         StrCat(tensor.name, ": ", lease.status().message()));
   }
   *data = lease->data();
-  leases.Add(*std::move(lease));
-  return absl::OkStatus();
+  absl::Status status = NoteGpu(tensor, *lease, request.gpu, is_on_gpu);
+  request.leases->Add(*std::move(lease));
+  return status;
 }
 
 }  // namespace
@@ -269,26 +290,33 @@ absl::Status LeaseRegions(const v1::ComputeHeader& header, const Limits& limits,
   const absl::StatusOr<RegionTensors> tensors = ReadRegionTensors(header, *extents, limits);
   if (!tensors.ok()) return tensors.status();
   request.leases = std::make_unique<RegionLeases>();
+  GpuTensors& gpu = request.gpu;
   const struct {
     const absl::optional<RegionTensor>& tensor;
+    bool& is_on_gpu;
     Buffer& to;
-  } inputs[] = {{tensors->q, request.q}, {tensors->k, request.k}, {tensors->v, request.v}};
+  } inputs[] = {{tensors->q, gpu.q, request.q},
+                {tensors->k, gpu.k, request.k},
+                {tensors->v, gpu.v, request.v}};
   for (const auto& input : inputs) {
     if (!input.tensor) continue;
     unsigned char* data = nullptr;
-    absl::Status status = LeaseOne(*input.tensor, Access::kRead, table, *request.leases, &data);
+    absl::Status status =
+        LeaseOne(*input.tensor, Access::kRead, table, request, input.is_on_gpu, &data);
     if (!status.ok()) return status;
     input.to = Buffer::Lend(data, input.tensor->span_bytes);
     request.leased_input_bytes += input.tensor->span_bytes;
   }
   const struct {
     const absl::optional<RegionTensor>& tensor;
+    bool& is_on_gpu;
     unsigned char*& to;
-  } outputs[] = {{tensors->o, request.output.o_place}, {tensors->lse, request.output.lse_place}};
+  } outputs[] = {{tensors->o, gpu.o, request.output.o_place},
+                 {tensors->lse, gpu.lse, request.output.lse_place}};
   for (const auto& output : outputs) {
     if (!output.tensor) continue;
     absl::Status status =
-        LeaseOne(*output.tensor, Access::kWrite, table, *request.leases, &output.to);
+        LeaseOne(*output.tensor, Access::kWrite, table, request, output.is_on_gpu, &output.to);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

@@ -165,6 +165,58 @@ TEST_F(CudaDeviceTest, ABatchOfAllHasTheBitsOfEach) {
   }
 }
 
+// Every set of tensors that may be there already, in whole and in slices.
+TEST_F(CudaDeviceTest, TensorsOnTheGpuAreUsedThere) {
+  for (const SliceSize& slice : {SliceSize{}, SliceSize{1, 1}}) {
+    MakeDevice({.slice = slice});
+    for (AttentionSpec spec : Specs()) {
+      for (int set = 1; set < 32; ++set) {
+        std::unique_ptr<Request> request = fakes::MakeRequest(pool_, spec);
+        GpuTensors& gpu = request->gpu;
+        gpu = {.device = 0,
+               .q = (set & 1) != 0,
+               .k = (set & 2) != 0,
+               .v = (set & 4) != 0,
+               .o = (set & 8) != 0,
+               .lse = (set & 16) != 0 && spec.lse};
+        gpu.size_bytes =
+            (gpu.q ? request->q.size_bytes() : 0) + (gpu.k ? request->k.size_bytes() : 0) +
+            (gpu.v ? request->v.size_bytes() : 0) + (gpu.o ? request->output.o_bytes : 0) +
+            (gpu.lse ? request->output.lse_bytes : 0);
+        const bool all = gpu.size_bytes == request->payload_bytes() + request->answer_bytes();
+        const int64_t copies = cuda_->copies();
+        RunningBatch batch;
+        batch.jobs.push_back(fakes::MakeRunning(std::move(request), pool_));
+        ASSERT_TRUE(Compute(batch).ok());
+        ExpectExact(batch.jobs[0]);
+        if (all && !spec.alibi) {
+          EXPECT_EQ(cuda_->copies(), copies);
+        }
+      }
+    }
+    EXPECT_EQ(device_->memory().used_bytes, 0);
+  }
+}
+
+TEST_F(CudaDeviceTest, KernelsWaitForTheCallersEvents) {
+  MakeDevice();
+  int of_one = 0;
+  int of_other = 0;
+  std::unique_ptr<Request> request = fakes::MakeRequest(pool_, AttentionSpec{});
+  request->gpu.device = 0;
+  request->gpu.q = true;
+  request->gpu.ready = {&of_one, &of_other};
+  RunningBatch batch;
+  batch.jobs.push_back(fakes::MakeRunning(std::move(request), pool_));
+  ASSERT_TRUE(device_->Reserve(batch.jobs[0]).ok());
+  ASSERT_TRUE(device_->Begin(Stage::kUpload, batch).ok());
+  ASSERT_TRUE(*device_->Done(batch));
+  EXPECT_EQ(cuda_->stream_waits(&of_one), 0);
+  ASSERT_TRUE(device_->Begin(Stage::kRun, batch).ok());
+  EXPECT_EQ(cuda_->stream_waits(&of_one), 1);
+  EXPECT_EQ(cuda_->stream_waits(&of_other), 1);
+}
+
 TEST_F(CudaDeviceTest, SmallTensorsTravelTogether) {
   MakeDevice();
   RunningBatch batch;

@@ -115,6 +115,16 @@ TEST_F(DispatcherTest, WhatEndsCountsNoMoreHoweverItEnds) {
   EXPECT_EQ(queued(), std::make_pair(int64_t{1}, int64_t{1}));
 }
 
+TEST_F(DispatcherTest, GoesToTheGpuThatHasItsTensors) {
+  for (int i = 0; i < 3; ++i) {
+    std::unique_ptr<Request> request = fakes::MakeAttention(pool_, 10, 64, 0, 0, 0);
+    request->gpu.device = 1;
+    probes_.push_back(std::make_unique<fakes::Probe>(std::move(request)));
+    ASSERT_TRUE(dispatcher_.Submit(probes_.back()->job()).ok());
+  }
+  EXPECT_EQ(queued(), std::make_pair(int64_t{0}, int64_t{3}));
+}
+
 TEST_F(DispatcherTest, GoesWhereItIsSupported) {
   devices_[0].max_head_dim = 64;
   Submit(10, 128);

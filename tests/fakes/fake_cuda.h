@@ -48,6 +48,12 @@ class FakeCuda final : public server::Cuda {
     MutexLock lock(mutex_);
     return pinned_;
   }
+  // How often a stream was told to wait for this event.
+  int64_t stream_waits(server::CudaEvent event) const {
+    MutexLock lock(mutex_);
+    const auto found = stream_waits_.find(event);
+    return found == stream_waits_.end() ? 0 : found->second;
+  }
   int64_t waits() const {
     MutexLock lock(mutex_);
     return waits_;
@@ -94,7 +100,11 @@ class FakeCuda final : public server::Cuda {
     return absl::OkStatus();
   }
   absl::Status Record(server::CudaEvent, kernels::Stream) override { return absl::OkStatus(); }
-  absl::Status StreamWait(kernels::Stream, server::CudaEvent) override { return absl::OkStatus(); }
+  absl::Status StreamWait(kernels::Stream, server::CudaEvent event) override {
+    MutexLock lock(mutex_);
+    ++stream_waits_[event];
+    return absl::OkStatus();
+  }
   absl::StatusOr<bool> Passed(server::CudaEvent) override {
     MutexLock lock(mutex_);
     return !held_;
@@ -138,6 +148,7 @@ class FakeCuda final : public server::Cuda {
   uintptr_t last_handle_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<void*, int64_t> memory_ ABSL_GUARDED_BY(mutex_);
   std::map<void*, int64_t> pinned_ ABSL_GUARDED_BY(mutex_);  // not its own
+  std::map<void*, int64_t> stream_waits_ ABSL_GUARDED_BY(mutex_);
   std::map<void*, bool> handles_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -24,6 +24,7 @@ namespace {
 using regions::AnswerFrame;
 using regions::FrameType;
 using regions::HelloFrame;
+using regions::RegisterCudaFrame;
 using regions::RegisterFrame;
 using regions::UniqueFd;
 using ::testing::HasSubstr;
@@ -121,6 +122,34 @@ TEST(RegionSocket, AConnectionEndsItsOwnRegionsOnly) {
   }
   ASSERT_TRUE(Eventually([&harness] { return harness.table->counts().regions == 1; }));
   EXPECT_TRUE(harness.table->Pin(kept.handle, 0, 1, Access::kRead).ok());
+}
+
+TEST(RegionSocket, MemoryOnAGpuIsRefusedWhereNoneIsTaken) {
+  Harness harness;
+  const UniqueFd client = GreetedClient(harness);
+  const UniqueFd file = NewMemfd(kPage);
+  for (const int fd : {-1, file.get()}) {
+    RegisterCudaFrame frame;
+    ASSERT_TRUE(regions::SendPacket(client.get(), &frame, sizeof(frame), fd).ok());
+    const AnswerFrame answer = MustReceive<AnswerFrame>(client.get());
+    EXPECT_EQ(answer.code, Code(absl::StatusCode::kPermissionDenied));
+    EXPECT_THAT(answer.text, HasSubstr("--allow_cuda_ipc"));
+  }
+  EXPECT_EQ(harness.table->refusals().cuda, 2);
+  // The connection stays.
+  EXPECT_EQ(Register(client.get(), file.get(), kPage).code, 0);
+}
+
+TEST(RegionSocket, AFrameOfAnotherKindsSizeEndsTheConnection) {
+  Harness harness;
+  const UniqueFd client = GreetedClient(harness);
+  RegisterFrame frame;
+  frame.head.type = FrameType::kRegisterCuda;
+  ASSERT_TRUE(regions::SendPacket(client.get(), &frame, sizeof(frame)).ok());
+  const AnswerFrame answer = MustReceive<AnswerFrame>(client.get());
+  EXPECT_EQ(answer.code, Code(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(answer.text, HasSubstr("a frame has 168 bytes, got 16"));
+  EXPECT_TRUE(Ended(client.get()));
 }
 
 TEST(RegionSocket, ARefusedFileKeepsTheConnection) {

@@ -2,10 +2,11 @@
 // machine's own byte order, for both ends are on one host.
 //
 //   server: HelloFrame, at once. To a peer that it turns away, an AnswerFrame instead, and the end.
-//   client: RegisterFrame with exactly one descriptor (SCM_RIGHTS): the sealed memfd.
+//   client: RegisterFrame with exactly one descriptor (SCM_RIGHTS): the sealed memfd; or
+//           RegisterCudaFrame with one descriptor or none.
 //   server: AnswerFrame: the region's handle, or why there is none.
 //
-// A client may register several files, one after the other. There is no frame to take a region
+// A client may register several, one after the other. There is no frame to take a region
 // back: a region lives as long as its connection. Anything else that a client sends ends its
 // connection.
 #ifndef ATTND_SERVER_REGIONS_PROTOCOL_FRAMES_H_
@@ -23,7 +24,7 @@ using RegionHandle = std::array<unsigned char, 16>;
 inline constexpr uint32_t kFrameMagic = 0x444E5441;  // "ATND" in memory
 inline constexpr uint16_t kFrameVersion = 1;
 
-enum class FrameType : uint16_t { kHello = 1, kRegister = 2, kAnswer = 3 };
+enum class FrameType : uint16_t { kHello = 1, kRegister = 2, kAnswer = 3, kRegisterCuda = 4 };
 
 // Stays as it is in every version.
 struct FrameHead {
@@ -42,6 +43,21 @@ struct RegisterFrame {
   int64_t size_bytes = 0;  // the file's, exactly; a multiple of the page size, > 0
 };
 
+// Memory on a GPU. With a descriptor: what cuMemExportToShareableHandle gives, for all of one
+// allocation. Without: `memory_handle`.
+struct RegisterCudaFrame {
+  FrameHead head = {.type = FrameType::kRegisterCuda};
+  // With a descriptor: how much to map, > 0; the driver maps no more than there is. Without it: 0,
+  // for the driver knows.
+  int64_t size_bytes = 0;
+  std::array<unsigned char, 16> gpu_uuid = {};       // cudaDeviceProp::uuid
+  std::array<unsigned char, 64> memory_handle = {};  // a cudaIpcMemHandle_t
+  // Calls wait for what this event has recorded when they begin. Only if has_event is 1, else 0.
+  std::array<unsigned char, 64> event_handle = {};  // a cudaIpcEventHandle_t
+  uint32_t has_event = 0;
+  uint32_t reserved = 0;
+};
+
 struct AnswerFrame {
   FrameHead head = {.type = FrameType::kAnswer};
   int32_t code = 0;  // absl::StatusCode; 0: `handle` is a region
@@ -50,9 +66,10 @@ struct AnswerFrame {
 };
 
 static_assert(sizeof(HelloFrame) == 72 && sizeof(RegisterFrame) == 16 &&
-              sizeof(AnswerFrame) == 512);
+              sizeof(RegisterCudaFrame) == 168 && sizeof(AnswerFrame) == 512);
 static_assert(std::is_trivially_copyable_v<HelloFrame> &&
               std::is_trivially_copyable_v<RegisterFrame> &&
+              std::is_trivially_copyable_v<RegisterCudaFrame> &&
               std::is_trivially_copyable_v<AnswerFrame>);
 
 }  // namespace attnd::regions
