@@ -265,16 +265,12 @@ struct Consumer {
         turns.Pass();
         WgmmaWait<1>();
         FinishScores(rescale);
+        WgmmaWait<0>();
+        PinRegisters(o);
         keep = true;
-        // Each branch with its own wait: a single one ptxas moves up, ahead of the exponentials.
         if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
-          WgmmaWait<0>();
-          PinRegisters(o);
 #pragma unroll
           for (int i = 0; i < T::kHeadDim / 2; ++i) o[i] *= rescale[(i >> 1) & 1];
-        } else {
-          WgmmaWaitForAllToo();
-          PinRegisters(o);
         }
         ReleaseV();
         PackProbabilities<Element>(s, p);

@@ -33,11 +33,6 @@ template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// The same, but not to the compiler: of two branches that both wait it would make one wait before
-// them, and put it ahead of what comes before.
-__device__ __forceinline__ void WgmmaWaitForAllToo() {
-  asm volatile("wgmma.wait_group.sync.aligned 0; // too" ::: "memory");
-}
 // Keeps the compiler from moving uses of sums across a wait or a fence.
 template <int kCount>
 __device__ __forceinline__ void PinRegisters(float (&d)[kCount]) {

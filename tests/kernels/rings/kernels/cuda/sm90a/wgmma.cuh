@@ -21,7 +21,6 @@ inline void WgmmaFence() {}
 inline void WgmmaCommit() {}
 template <int kPending>
 void WgmmaWait() {}
-inline void WgmmaWaitForAllToo() {}
 template <int kCount>
 void PinRegisters(float (&)[kCount]) {}
 
