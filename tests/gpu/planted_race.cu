@@ -30,43 +30,49 @@ __global__ void Reverse(const float4* from, float4* to) {
   to[i] = tile[kThreads - 1 - i];
 }
 
-// Items go from one warp to another through one place of shared memory, in the order that two
-// mbarriers give; every lane arrives, as in the Hopper kernels' build for tools. With kRingNoWait
-// the writer does not wait for the reader.
+// Items go from one warp to another through one place of shared memory, in the order that mbarriers
+// give, two for each item; every lane arrives, as in the Hopper kernels' build for tools. With
+// kRingNoWait the writer does not wait for the reader.
 constexpr int kItems = 16;
 
 __device__ void Arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ void Wait(unsigned barrier, unsigned parity) {
+// For the barrier's first round.
+__device__ void Wait(unsigned barrier) {
   asm volatile(
-      "{\n.reg .pred done;\nWAIT:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra WAIT;\n}" ::"r"(
-          barrier),
-      "r"(parity)
+      "{\n"
+      ".reg .pred done;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
+      "@!done bra WAIT;\n"
+      "}" ::"r"(barrier)
       : "memory");
 }
 template <Race race>
 __global__ void HandOn(const float4* from, float4* to) {
   __shared__ float4 item[32];
-  __shared__ unsigned long long barriers[2];  // full, empty
-  const auto full = static_cast<unsigned>(__cvta_generic_to_shared(&barriers[0]));
-  const unsigned empty = full + sizeof(barriers[0]);
+  __shared__ unsigned long long full[kItems];
+  __shared__ unsigned long long empty[kItems];
+  const auto address = [](const unsigned long long* barrier) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  };
   const int lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 32;" ::"r"(full) : "memory");
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 32;" ::"r"(empty) : "memory");
+  if (threadIdx.x < 2 * kItems) {
+    const unsigned long long* const mine =
+        threadIdx.x < kItems ? &full[threadIdx.x] : &empty[threadIdx.x - kItems];
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 32;" ::"r"(address(mine)) : "memory");
   }
   __syncthreads();
   for (int i = 0; i < kItems; ++i) {
     if (threadIdx.x < 32) {
-      if (race == Race::kRing && i > 0) Wait(empty, (i - 1) & 1);
+      if (race == Race::kRing && i > 0) Wait(address(&empty[i - 1]));
       item[lane] = from[(i + lane) % kThreads];
-      Arrive(full);
+      Arrive(address(&full[i]));
     } else {
-      Wait(full, i & 1);
+      Wait(address(&full[i]));
       to[(i + lane) % kThreads] = item[31 - lane];
-      Arrive(empty);
+      Arrive(address(&empty[i]));
     }
   }
 }
