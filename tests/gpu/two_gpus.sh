@@ -30,7 +30,7 @@ refused=$(of_loads 'loads[0]["failed_by_code"]' "$work/drained")
 
 # Past the start, which makes some hundred copies.
 ATTND_FAULT=cuda_sticky_after:2000 start_attnd --devices=cuda:0,cuda:1 --drain_delay_ms=0
-load 10s "$work/faulted" --max_tries 1 --warmup 0s &
+load 10s "$work/faulted" --max_tries 1 --warmup 0 &
 loader=$!
 expect_exit 4
 kill -TERM "$loader"
