@@ -4,6 +4,7 @@
 #include "client/tools/load/arrivals.h"
 #include "client/tools/load/histogram.h"
 #include "client/tools/load/load_flags.h"
+#include "client/tools/load/page.h"
 #include "client/tools/load/rows.h"
 #include "client/tools/load/search.h"
 #include "client/tools/load/step_result.h"
@@ -28,7 +29,7 @@ TEST(Histogram, ExactBelow256AndCloseAbove) {
     one.Add(value);
     one.Add(int64_t{1} << 40);
     EXPECT_NEAR(one.PercentileUs(50), value, value * 0.004) << value;
-    EXPECT_EQ(one.max_us(), int64_t{1} << 40);
+    EXPECT_EQ(one.PercentileUs(100), int64_t{1} << 40);
   }
 }
 
@@ -342,6 +343,22 @@ TEST(Rows, CsvHasAValueAColumn) {
   EXPECT_EQ(std::count(line.begin(), line.end(), ','),
             std::count(header.begin(), header.end(), ','));
   EXPECT_THAT(line, ::testing::StartsWith("1,open,,100.0,400.0,,3.0,0,10,6,2,1,1,10,"));
+}
+
+// A server's text cannot end the script element that it lies in.
+TEST(Page, HoldsTheRowsAndNoForeignMarkup) {
+  Plan plan;
+  plan.kinds.resize(20);
+  RunResult run;
+  run.steps = {SomeStep()};
+  run.steps[0].result.first_error = absl::InternalError("</script><script>alert(1)</script>");
+  const std::string page = ToPage("<b>", plan, run);
+  EXPECT_THAT(page, HasSubstr("\"sent\":10,"));
+  EXPECT_THAT(page, HasSubstr("12 kinds more"));
+  EXPECT_THAT(page, HasSubstr("\\u003c/script>\\u003cscript>alert(1)"));
+  EXPECT_THAT(page, ::testing::Not(HasSubstr("<script>alert")));
+  EXPECT_THAT(page, ::testing::Not(HasSubstr("{{data}}")));
+  EXPECT_EQ(WriteTextFile("/nowhere/page.html", page).code(), absl::StatusCode::kPermissionDenied);
 }
 
 TEST(Table, SaysWhatWentWrong) {

@@ -7,6 +7,7 @@
 
 #include "client/client.h"
 #include "client/tools/load/load_flags.h"
+#include "client/tools/load/page.h"
 #include "client/tools/load/rows.h"
 #include "client/tools/load/table.h"
 #include "client/tools/tool.h"
@@ -96,6 +97,10 @@ int Main(const std::vector<std::string>& words) {
   const auto run = RunPlan(line->plan, *clients, stopped, Show(*line, &steps));
   if (!run.ok()) return Fail(run.status(), line->server, kFailed);
   if (!line->json && !line->csv) Print(SloText(line->plan, *run));
+  if (!line->html.empty()) {
+    const absl::Status written = WriteTextFile(line->html, ToPage(line->server, line->plan, *run));
+    if (!written.ok()) return Fail(written, line->server, kFailed);
+  }
   return IsGood(*run) ? kOk : kFailed;
 }
 

@@ -33,6 +33,7 @@ class Histogram {
   // The smallest value that `percent` of all values do not pass; 0 without values.
   int64_t PercentileUs(double percent) const {
     const auto rank = static_cast<int64_t>(std::ceil(percent / 100 * total_));
+    if (rank >= total_) return max_us_;
     int64_t seen = 0;
     for (size_t i = 0; i < counts_.size(); ++i) {
       seen += counts_[i];
