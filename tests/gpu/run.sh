@@ -38,7 +38,7 @@ skip() {  # skip NAME REASON
 finish() {
   local name
   echo
-  for name in kernel_bench two_gpus soak sass; do
+  for name in kernel_bench two_gpus soak transports sass; do
     [ ! -e "$logs/$name.log" ] || { echo "$name:"; cat "$logs/$name.log"; echo; }
   done
   printf '%s\n' "${lines[@]}"
@@ -105,6 +105,7 @@ done
 report registry "$here/tests/registry_test"
 report cuda_device "$here/tests/cuda_device_gpu_test"
 report cuda_regions "$here/tests/cuda_regions_gpu_test"
+report cuda_ipc "$here/tests/cuda_ipc_gpu_test"
 if [ "$gpus" -ge 2 ]; then
   report cuda_devices "$here/tests/cuda_devices_gpu_test"
   report two_gpus "$here/gpu/two_gpus.sh"
@@ -116,6 +117,8 @@ report sass "$here/gpu/sass.sh" "$here"/lib/libattnd*.so
 if [ -n "$hopper" ]; then report delays "$here/gpu/delays.sh" "$here/lib" "$here/lib_delays"; else skip delays "no Hopper GPU"; fi
 report demo "$here/gpu/demo.sh" "$here/bin" "$here/data"
 report soak "$here/gpu/soak.sh"
+# What it must reach was set for this GPU.
+if [ -n "$hopper" ]; then report transports "$here/gpu/transports.sh"; else skip transports "no Hopper GPU"; fi
 report kernel_bench "$here/bin/kernel_bench" --filter='^(prefill|decode)/bf16' --rounds=3
 if [ -z "$quick" ]; then
   sanitize_backend cuda_generic

@@ -25,11 +25,11 @@ def bundle(tmp_path):
     for script in SCRIPTS:
         shutil.copy(HERE / script, tmp_path / "gpu")
     for test in ("conformance", "invariance", "dynamic_range", "public_failures", "registry", "cuda_device_gpu",
-                 "cuda_devices_gpu", "cuda_regions_gpu"):
+                 "cuda_devices_gpu", "cuda_regions_gpu", "cuda_ipc_gpu"):
         write_program(tmp_path / "tests" / f"{test}_test", "echo fine")
     write_program(tmp_path / "tests" / "planted_race", "[ $1 = none ] || [ $1 = ring ] || exit 9")
     write_program(tmp_path / "bin" / "kernel_bench", "echo a table")
-    for script in ("demo", "soak"):
+    for script in ("demo", "soak", "transports"):
         write_program(tmp_path / "gpu" / f"{script}.sh", "echo fine")
     write_program(tmp_path / "machine" / "nvidia-smi",
                   'case "$*" in *--list-gpus*) echo GPU 0 ;; *compute_cap*) echo 9.0 ;; *) echo NVIDIA H200 ;; esac')
