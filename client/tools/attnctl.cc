@@ -32,6 +32,7 @@ void PrintInfo(const ServerInfo& info) {
                 device.name.c_str(), static_cast<long long>(device.processors),
                 absl::StrJoin(device.backends, ", ").c_str());
   }
+  std::printf("regions   on GPUs are %s\n", info.takes_cuda_memory ? "taken" : "not taken");
   std::printf("%s", absl::StrCat("limits    message ", info.max_unary_bytes, " bytes, stream ",
                                  info.max_stream_bytes, " bytes, queue ", info.max_queue_requests,
                                  " requests and ", info.max_queue_bytes, " bytes, batch ",
@@ -46,6 +47,7 @@ void PrintInfoJson(const ServerInfo& info) {
                                  {"instance_id", info.instance_id},
                                  {"backend", info.backend},
                                  {"backend_reason", info.backend_reason},
+                                 {"takes_cuda_memory", info.takes_cuda_memory},
                                  {"devices", nlohmann::ordered_json::array()},
                                  {"max_unary_bytes", info.max_unary_bytes},
                                  {"max_header_bytes", info.max_header_bytes},

@@ -205,6 +205,7 @@ def test_info_and_health(server):
     info = tool_json("attnctl", "info", "--server", server.address)
     assert info["backend"] in info["devices"][0]["backends"]
     assert info["max_head_dim"] == 256 and info["instance_id"] and info["version"]
+    assert info["takes_cuda_memory"] is False
     assert "backend" in tool("attnctl", "info", "--server", server.address).stdout
     assert tool_json("attnctl", "health", "--server", server.address) == {"serving": True, "message": ""}
     assert "SERVING" in tool("attnctl", "health", "--server", server.address).stdout
