@@ -54,6 +54,8 @@ void CUDART_CB CallOnce(void* opaque) {
 class Allocation : public CudaAllocation {
  public:
   ~Allocation() override {
+    if (stream_ != nullptr) cudaStreamSynchronize(stream_);
+    if (pinned_ != nullptr) cudaFreeHost(pinned_);
     if (event_ != nullptr) cudaEventDestroy(event_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
@@ -81,9 +83,12 @@ class Allocation : public CudaAllocation {
 
   absl::Status CopyBehind(std::function<void()> first, void* to, const void* from,
                           int64_t size_bytes) override {
+    // From memory that is not pinned, the copy would wait here for the function.
+    ATTND_CUDA_RETURN_IF_ERROR(cudaMallocHost(&pinned_, static_cast<size_t>(size_bytes)));
+    std::memcpy(pinned_, from, static_cast<size_t>(size_bytes));
     ATTND_CUDA_RETURN_IF_ERROR(cudaLaunchHostFunc(
         stream_, CallOnce, std::make_unique<std::function<void()>>(std::move(first)).release()));
-    ATTND_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(to, from, static_cast<size_t>(size_bytes),
+    ATTND_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(to, pinned_, static_cast<size_t>(size_bytes),
                                                cudaMemcpyHostToDevice, stream_));
     ATTND_CUDA_RETURN_IF_ERROR(cudaEventRecord(event_, stream_));
     return absl::OkStatus();
@@ -91,6 +96,9 @@ class Allocation : public CudaAllocation {
   absl::Status CopyIn(void* to, const void* from, int64_t size_bytes) override {
     ATTND_CUDA_RETURN_IF_ERROR(
         cudaMemcpy(to, from, static_cast<size_t>(size_bytes), cudaMemcpyHostToDevice));
+    // It may return when the bytes are on their way only, and the server has no part in our
+    // streams.
+    ATTND_CUDA_RETURN_IF_ERROR(cudaDeviceSynchronize());
     return absl::OkStatus();
   }
   absl::Status CopyOut(void* to, const void* from, int64_t size_bytes) override {
@@ -105,6 +113,7 @@ class Allocation : public CudaAllocation {
  private:
   cudaStream_t stream_ = nullptr;
   cudaEvent_t event_ = nullptr;
+  void* pinned_ = nullptr;
 };
 
 class Malloc final : public Allocation {

@@ -26,7 +26,7 @@ class CudaAllocation {
   virtual const CudaMemory& exported() const = 0;
   virtual absl::StatusOr<std::array<unsigned char, 64>> ExportEvent() = 0;
 
-  // Enqueues a function of the host's, then a copy, then the event.
+  // Enqueues a function of the host's, then a copy, then the event. Once.
   virtual absl::Status CopyBehind(std::function<void()> first, void* to, const void* from,
                                   int64_t size_bytes) = 0;
   // Both wait until it is done.
