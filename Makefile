@@ -2,7 +2,7 @@
 PRESET ?= release
 BUILD := build/$(PRESET)
 
-.PHONY: demo test build configure deps asan tsan fuzz tidy format container clean
+.PHONY: demo test loadtest build configure deps asan tsan fuzz tidy format container clean
 
 demo: configure
 	cmake --build --preset $(PRESET) --target attnd attnctl
@@ -10,6 +10,11 @@ demo: configure
 
 test: build
 	ctest --preset $(PRESET)
+
+# About a minute: rates up to beyond what the CPU can do, and build/loadtest/report.html.
+loadtest: configure
+	cmake --build --preset $(PRESET) --target attnd attnload
+	tests/load/loadtest.sh $(BUILD)/bin build/loadtest
 
 build: configure
 	cmake --build --preset $(PRESET)

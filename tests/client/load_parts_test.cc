@@ -160,6 +160,32 @@ TEST_F(WorkFile, ReadsATraceWithEachKindOnce) {
   EXPECT_EQ(TimesOf(*cut).size(), 1u);
 }
 
+TEST_F(WorkFile, DefaultsHoldForTheLinesBelow) {
+  const auto kinds =
+      ReadMix(Write("q_len=1\ndefault q_heads=3 head_dim=16\nq_len=2\ndefault q_heads=5\nq_len=3"),
+              CallKind());
+  ASSERT_TRUE(kinds.ok()) << kinds.status();
+  ASSERT_EQ(kinds->size(), 3u);
+  EXPECT_EQ((*kinds)[0].q_shape(), (std::vector<int64_t>{1, 8, 1, 64}));
+  EXPECT_EQ((*kinds)[1].q_shape(), (std::vector<int64_t>{1, 3, 2, 16}));
+  EXPECT_EQ((*kinds)[2].q_shape(), (std::vector<int64_t>{1, 5, 3, 16}));
+}
+
+TEST_F(WorkFile, TheSampleTraceIsOne) {
+  const auto trace = ReadTrace("client/tools/load/llm_prefill.trace", CallKind());
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  EXPECT_EQ(trace->arrivals.size(), 240u);
+  int64_t urgent = 0;
+  for (const Arrival& arrival : trace->arrivals) {
+    const CallKind& kind = trace->kinds[arrival.kind];
+    EXPECT_LE(kind.q_len, 4096);
+    EXPECT_EQ(kind.causal, Causal::kBottomRight);
+    EXPECT_EQ(kind.priority == 1, kind.timeout.has_value());
+    urgent += kind.priority;
+  }
+  EXPECT_GT(urgent, 0);
+}
+
 TEST_F(WorkFile, NamesTheLineThatIsWrong) {
   const auto mix = [&](const std::string& text) {
     return std::string(ReadMix(Write(text), CallKind()).status().message());
@@ -174,6 +200,8 @@ TEST_F(WorkFile, NamesTheLineThatIsWrong) {
   EXPECT_THAT(mix("at_ms=1"), HasSubstr("at_ms is for traces"));
   EXPECT_THAT(mix("q_len=2147483648 kv_len=1"), HasSubstr("bytes a tensor"));
   EXPECT_THAT(mix("# nothing\n"), HasSubstr("has no line"));
+  EXPECT_THAT(mix("default q_len=1"), HasSubstr("has no line"));
+  EXPECT_THAT(mix("default weight=2"), HasSubstr(":1: at_ms and weight have no default"));
   EXPECT_THAT(trace("q_len=1"), HasSubstr("at_ms is missing"));
   EXPECT_THAT(trace("at_ms=2\nat_ms=1"), HasSubstr(":2: at_ms is 1, must not be before"));
   EXPECT_THAT(trace("at_ms=nan"), HasSubstr("at_ms is \"nan\""));

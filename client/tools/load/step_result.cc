@@ -53,7 +53,8 @@ bool IsClientBound(const StepResult& result, int64_t processors) {
   // Below this, lateness is how a thread wakes up.
   constexpr int64_t kLateUs = 1000;
   const int64_t shows_us = std::max(kLateUs, result.latency.PercentileUs(99) / 10);
-  return result.unsent > 0 || result.lateness.PercentileUs(99) > shows_us ||
+  return 100 * result.unsent > result.sent + result.unsent ||
+         result.lateness.PercentileUs(99) > shows_us ||
          result.client_cpus > kBusy * static_cast<double>(processors);
 }
 

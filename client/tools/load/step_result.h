@@ -79,8 +79,8 @@ struct StepResult {
 // `tolerance` of each one's mean; false for fewer windows, or one without answers.
 bool IsStable(const std::vector<Window>& windows, double tolerance);
 
-// Whether the figures tell more of the client than of the server: it was too late for calls, or so
-// late with 1 % of them that it shows in the latency, or used all of its processors.
+// Whether the figures tell more of the client than of the server: it came too late to send 1 % of
+// the calls, or so late with 1 % that it shows in the latency, or used all of its processors.
 bool IsClientBound(const StepResult& result, int64_t processors);
 
 }  // namespace attnd::tools

@@ -6,9 +6,11 @@
 #include <fstream>
 #include <functional>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace attnd::tools {
 namespace {
@@ -39,10 +41,12 @@ absl::Status SetWord(absl::string_view word, Line* line) {
   return SetField(parts[0], parts[1], &line->kind);
 }
 
-absl::StatusOr<Line> ReadLine(absl::string_view text, const CallKind& defaults) {
+// Of a line that says something; *is_default: it is the defaults of those below.
+absl::StatusOr<Line> ReadLine(absl::string_view text, const CallKind& defaults, bool* is_default) {
   Line line;
   line.kind = defaults;
-  const absl::string_view words = text.substr(0, text.find('#'));
+  absl::string_view words = absl::StripAsciiWhitespace(text.substr(0, text.find('#')));
+  *is_default = absl::ConsumePrefix(&words, "default ");
   for (absl::string_view word :
        absl::StrSplit(words, absl::ByAnyChar(" \t\r"), absl::SkipEmpty())) {
     if (absl::Status status = SetWord(word, &line); !status.ok()) return status;
@@ -56,7 +60,7 @@ bool IsBlank(absl::string_view text) {
 }
 
 // Calls `use` with each line that says something; it returns what is wrong with one.
-absl::Status ForEachLine(const std::string& path, const CallKind& defaults,
+absl::Status ForEachLine(const std::string& path, CallKind defaults,
                          const std::function<absl::Status(const Line&)>& use) {
   std::error_code error;
   const auto bytes = std::filesystem::file_size(path, error);
@@ -71,14 +75,23 @@ absl::Status ForEachLine(const std::string& path, const CallKind& defaults,
   for (std::string text; std::getline(file, text);) {
     ++number;
     if (IsBlank(text)) continue;
-    ++used;
-    const absl::StatusOr<Line> line = ReadLine(text, defaults);
-    const absl::Status status = line.ok() ? use(*line) : line.status();
+    bool is_default = false;
+    const absl::StatusOr<Line> line = ReadLine(text, defaults, &is_default);
+    absl::Status status = line.status();
+    if (status.ok() && is_default) {
+      defaults = line->kind;
+      if (line->at_ms || line->has_weight) {
+        status = absl::InvalidArgumentError("at_ms and weight have no default");
+      }
+    } else if (status.ok()) {
+      ++used;
+      status = use(*line);
+    }
     if (!status.ok()) {
       return absl::InvalidArgumentError(absl::StrCat(path, ":", number, ": ", status.message()));
     }
   }
-  if (used == 0) return absl::InvalidArgumentError(absl::StrCat(path, ": has no line"));
+  if (used == 0) return absl::InvalidArgumentError(absl::StrCat(path, ": has no line of a call"));
   return absl::OkStatus();
 }
 

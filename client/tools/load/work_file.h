@@ -1,11 +1,13 @@
 // Text files that say what to send: mixes and traces.
 //
 // A line a kind, or a call: words NAME=VALUE with the names of call_kind.h, in any order; what a
-// line does not name is as the command line has it. Empty lines and what follows # are skipped.
+// line does not name is as the last line that begins with "default" has it, else as the command
+// line. Empty lines and what follows # are skipped.
 //
 //   mix     weight=3 q_len=128                     # three quarters of the calls
 //           weight=1 q_len=4096 priority=1
-//   trace   at_ms=0     q_len=812
+//   trace   default q_heads=32 kv_heads=8 head_dim=128
+//           at_ms=0     q_len=812
 //           at_ms=31.5  q_len=96 kv_len=908 timeout_ms=500
 #ifndef ATTND_CLIENT_TOOLS_LOAD_WORK_FILE_H_
 #define ATTND_CLIENT_TOOLS_LOAD_WORK_FILE_H_
@@ -27,7 +29,7 @@ struct Trace {
 };
 
 // NOT_FOUND; INVALID_ARGUMENT "PATH:LINE: ..." for a line that is not of that form, for a trace
-// whose times go back or that has a weight, for a mix that has times, and for a file with no line.
+// whose times go back or that has a weight, for a mix that has times, and for a file with no line of a call.
 absl::StatusOr<std::vector<CallKind>> ReadMix(const std::string& path, const CallKind& defaults);
 absl::StatusOr<Trace> ReadTrace(const std::string& path, const CallKind& defaults);
 
