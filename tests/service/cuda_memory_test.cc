@@ -187,6 +187,18 @@ TEST_F(CudaMemoryTest, AHandleOfCudaMallocWillDoAndItsEventIsWaitedFor) {
   EXPECT_EQ(ipc_->open_count(), 2);
 }
 
+// Its memory may be freed then.
+TEST_F(CudaMemoryTest, ARegionIsGoneOnlyWhenTheServerHasLetGo) {
+  Start();
+  const Allocation allocation;
+  for (int round = 0; round < 20; ++round) {
+    auto region = Share(allocation.exported());
+    ASSERT_EQ(ipc_->open_count(), 1);
+    region.reset();
+    ASSERT_EQ(ipc_->open_count(), 0);
+  }
+}
+
 TEST_F(CudaMemoryTest, TensorsElsewhereAreCopiedToItsSide) {
   Start();
   const Allocation allocation;
