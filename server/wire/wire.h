@@ -98,8 +98,8 @@ absl::StatusOr<std::unique_ptr<Request>> Decode(absl::Span<const ByteSpan> messa
                                                 BufferPool& pool, RegionTable* regions = nullptr);
 
 // An answer as it goes out, in order: head, O's bytes, middle, LSE's bytes. `middle` is empty and
-// lse not sent where there is no LSE; outputs in regions are not sent. A ComputeResponse parser reads the concatenation. `answer`'s
-// buffers are not touched.
+// lse not sent where there is no LSE; outputs in regions are not sent. A ComputeResponse parser
+// reads the concatenation. `answer`'s buffers are not touched.
 struct EncodedAnswer {
   std::string head;    // header field, then O's tag and length, if it is sent
   std::string middle;  // LSE's tag and length

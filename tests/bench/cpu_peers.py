@@ -213,7 +213,7 @@ class Lab:
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library", metavar="LIBRARY", help="libattnd_kernels_c.so")
+    parser.add_argument("kernels", metavar="LIBRARY", help="libattnd_kernels_c.so")
     parser.add_argument("--backend", default="", help="of attnd; default: the best one here")
     parser.add_argument("--threads", type=int, default=2, help="of both")
     parser.add_argument("--rounds", type=int, default=5)
@@ -241,7 +241,7 @@ def main():
     if args.list:
         print(*[s.name for s in args.shapes], sep="\n")
         return
-    lab = Lab(args.library, args.backend, args.threads)
+    lab = Lab(args.kernels, args.backend, args.threads)
     data = {"recipe": {**lab.recipe(), "threads": args.threads, "rounds": args.rounds, "date": datetime.date.today().isoformat()},
             "rows": [], "ceilings": ceilings_of(args.kernel_bench, args.threads)}
     for shape in args.shapes:

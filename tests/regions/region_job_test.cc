@@ -1,4 +1,4 @@
-// What a job does with the leases of its request.
+// What a job does with its leases of regions.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

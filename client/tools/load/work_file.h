@@ -29,7 +29,8 @@ struct Trace {
 };
 
 // NOT_FOUND; INVALID_ARGUMENT "PATH:LINE: ..." for a line that is not of that form, for a trace
-// whose times go back or that has a weight, for a mix that has times, and for a file with no line of a call.
+// whose times go back or that has a weight, for a mix that has times, and for a file with no line
+// of a call.
 absl::StatusOr<std::vector<CallKind>> ReadMix(const std::string& path, const CallKind& defaults);
 absl::StatusOr<Trace> ReadTrace(const std::string& path, const CallKind& defaults);
 
