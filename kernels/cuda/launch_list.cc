@@ -9,7 +9,7 @@ namespace {
 
 // Lengths and bands are 32-bit in the kernel, with room for sums of two.
 constexpr int64_t kMaxLength = int64_t{1} << 30;
-// A problem's items are numbered in 32 bits.
+// A problem's items are numbered in 32 bits. No kernel's query tile has fewer rows.
 constexpr int64_t kSmallestQTile = 64;
 constexpr int64_t kMaxItems = (int64_t{1} << 31) - 1;
 
