@@ -106,7 +106,7 @@ ProblemDesc Describe(const AttentionTask& task, int q_tile) {
   d.small_sections = static_cast<int>(sections.small);
   d.band_lo = ClampBand(band.lo);
   d.band_hi = ClampBand(band.hi);
-  d.scale = p.scale;
+  d.scale = p.softcap > 0 ? p.scale / p.softcap : p.scale;
   d.softcap = p.softcap;
   d.aligned =
       Aligned16(a.q, a.q_strides, element_bytes) && Aligned16(a.k, a.k_strides, element_bytes) &&

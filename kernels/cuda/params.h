@@ -44,6 +44,7 @@ struct ProblemDesc {
   int small_sections;
   int band_lo;
   int band_hi;
+  // x = scale * q.k; with a softcap (> 0) x = softcap * tanh(scale * q.k), the cap divided into it.
   float scale;
   float softcap;
   // 16-byte loads and stores may be used: every base and stride is a multiple of 16 bytes.

@@ -3,10 +3,9 @@
 #ifndef ATTND_KERNELS_CUDA_PTX_CUH_
 #define ATTND_KERNELS_CUDA_PTX_CUH_
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
+
+#include "kernels/cuda/element.cuh"
 
 namespace attnd::kernels::cuda::ptx {
 
@@ -52,16 +51,16 @@ template <class Element>
 __device__ __forceinline__ void Mma16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1);
 template <>
-__device__ __forceinline__ void Mma16816<__half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                 uint32_t b1) {
+__device__ __forceinline__ void Mma16816<Half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                               uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <>
-__device__ __forceinline__ void Mma16816<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4],
-                                                        uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void Mma16816<BFloat16>(float (&c)[4], const uint32_t (&a)[4],
+                                                   uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
       "{%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -96,18 +95,48 @@ __device__ __forceinline__ float Exp2(float x) {
   return y;
 }
 
+// 1 / x within 1 ulp; 0 for infinity.
+__device__ __forceinline__ float Reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Two floats rounded to nearest even; `lo` in the low half.
 template <class Element>
 __device__ __forceinline__ uint32_t Pack2(float lo, float hi);
 template <>
-__device__ __forceinline__ uint32_t Pack2<__half>(float lo, float hi) {
-  const __half2 h = __floats2half2_rn(lo, hi);
-  return reinterpret_cast<const uint32_t&>(h);
+__device__ __forceinline__ uint32_t Pack2<Half>(float lo, float hi) {
+  uint32_t d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
 }
 template <>
-__device__ __forceinline__ uint32_t Pack2<__nv_bfloat16>(float lo, float hi) {
-  const __nv_bfloat162 h = __floats2bfloat162_rn(lo, hi);
-  return reinterpret_cast<const uint32_t&>(h);
+__device__ __forceinline__ uint32_t Pack2<BFloat16>(float lo, float hi) {
+  uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+
+// Exact.
+__device__ __forceinline__ float ToFloat(float x) { return x; }
+__device__ __forceinline__ float ToFloat(Half x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+  return y;
+}
+__device__ __forceinline__ float ToFloat(BFloat16 x) {
+  return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+}
+
+// Rounded to nearest even.
+template <class Element>
+__device__ __forceinline__ Element FromFloat(float x) {
+  if constexpr (sizeof(Element) == 4) {
+    return x;
+  } else {
+    return {static_cast<uint16_t>(Pack2<Element>(x, 0.0f))};
+  }
 }
 
 }  // namespace attnd::kernels::cuda::ptx

@@ -11,7 +11,7 @@ inline constexpr int kMaxSharedBytes = 163 * 1024;
 inline constexpr int kMaxRegisters = 255;
 
 // Halves.
-template <int kElementBytes, int kHeadDim>
+template <int kElementBytes, int kHeadDim, bool kGeneral>
 struct Config {
   static constexpr bool kSplit = false;
   // 16-row matrix tiles of a warp. Two: each K and V fragment that a warp reads from shared memory
@@ -23,8 +23,9 @@ struct Config {
   static constexpr int kWarps = kHeadDim > 128 ? 8 : 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kQTile = 16 * kRowTiles * kWarps;
-  // S takes kRowTiles * kKvTile / 2 registers a thread; with O at 128 there is room for 64 of them.
-  static constexpr int kKvTile = kHeadDim <= 64 ? 128 : 64;
+  // S takes kRowTiles * kKvTile / 2 registers a thread; with O at 128 there is room for 64 of them,
+  // and for half as many where a score is worked on at length.
+  static constexpr int kKvTile = (kHeadDim <= 64 ? 128 : 64) / (kGeneral ? 2 : 1);
 
   // Rows start at multiples of 128 bytes (tile.cuh).
   static constexpr int kPitchBytes = (kHeadDim * kElementBytes + 127) / 128 * 128;
@@ -42,8 +43,8 @@ struct Config {
 };
 
 // fp32, split into two planes of fp16 (split.cuh).
-template <int kHeadDim>
-struct Config<4, kHeadDim> {
+template <int kHeadDim, bool kGeneral>
+struct Config<4, kHeadDim, kGeneral> {
   static constexpr bool kSplit = true;
   static constexpr int kRowTiles = kHeadDim <= 128 ? 2 : 1;
   static constexpr int kWarps = 4;

@@ -27,9 +27,9 @@ struct Traits {
   using Element = ElementT;
   static constexpr int kHeadDim = kHeadDimT;
   static constexpr KernelFamily kFamily = kFamilyT;
-  using C = Config<sizeof(Element), kHeadDim>;
-  using P = Products<Element, kHeadDim>;
   static constexpr bool kGeneral = kFamily == KernelFamily::kGeneral;
+  using C = Config<sizeof(Element), kHeadDim, kGeneral>;
+  using P = Products<Element, kHeadDim, kGeneral>;
 };
 
 // One block's work on one query tile.
@@ -251,11 +251,11 @@ struct TileWorker {
     for (int row = row_begin; row < row_end; ++row) {
       auto* o_element = reinterpret_cast<Element*>(
           q_tile + P::OLayout::Offset(row - q_begin, byte >> 4) + (byte & 15));
-      *o_element = static_cast<Element>(static_cast<float>(*o_element) + x);
+      *o_element = ptx::FromFloat<Element>(ptx::ToFloat(*o_element) + x);
     }
   }
   __device__ __forceinline__ float VElement(int key, int column) const {
-    return static_cast<float>(
+    return ptx::ToFloat(
         reinterpret_cast<const Element*>(v_base)[key * p.v_desc.row_stride + column]);
   }
 

@@ -27,9 +27,9 @@ __device__ __forceinline__ LaneAddress<Layout> OperandB2(uint32_t tile) {
 }
 
 // Halves; fp32 is in products_f32.cuh.
-template <class Element, int kHeadDim>
+template <class Element, int kHeadDim, bool kGeneral>
 struct Products {
-  using C = Config<sizeof(Element), kHeadDim>;
+  using C = Config<sizeof(Element), kHeadDim, kGeneral>;
   static constexpr int kRowTiles = C::kRowTiles;
   static constexpr int kKeyTiles = C::kKvTile / 8;
   static constexpr int kDimTiles = kHeadDim / 8;

@@ -3,8 +3,6 @@
 #ifndef ATTND_KERNELS_CUDA_GENERIC_PRODUCTS_F32_CUH_
 #define ATTND_KERNELS_CUDA_GENERIC_PRODUCTS_F32_CUH_
 
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
 #include "kernels/cuda/generic/products.cuh"
@@ -15,9 +13,9 @@ namespace attnd::kernels::cuda::generic {
 // The matrix unit truncates as it adds. So what is small, a product with a lo part, is added up
 // apart from what is large, or before it, and no sum is longer than one tile: few truncations
 // happen at a sum's full size, and over thousands of keys they do not add up to a bias.
-template <int kHeadDim>
-struct Products<float, kHeadDim> {
-  using C = Config<4, kHeadDim>;
+template <int kHeadDim, bool kGeneral>
+struct Products<float, kHeadDim, kGeneral> {
+  using C = Config<4, kHeadDim, kGeneral>;
   static constexpr int kRowTiles = C::kRowTiles;
   static constexpr int kKeyTiles = C::kKvTile / 8;
   static constexpr int kDimTiles = kHeadDim / 8;
@@ -138,8 +136,8 @@ struct Products<float, kHeadDim> {
                                                 const uint32_t (&b)[4]) {
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
-      ptx::Mma16816<__half>(c[r][n], a[r], b[0], b[1]);
-      ptx::Mma16816<__half>(c[r][n + 1], a[r], b[2], b[3]);
+      ptx::Mma16816<Half>(c[r][n], a[r], b[0], b[1]);
+      ptx::Mma16816<Half>(c[r][n + 1], a[r], b[2], b[3]);
     }
   }
 

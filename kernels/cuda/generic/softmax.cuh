@@ -20,15 +20,17 @@ template <int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void TransformScores(float (&s)[kRowTiles][kKeyTiles][4],
                                                 const FragmentPlace& place, int k_begin,
                                                 const ScoreTransform& transform) {
+  transform.Apply([&](const auto& change) {
 #pragma unroll
-  for (int r = 0; r < kRowTiles; ++r)
+    for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n)
+      for (int n = 0; n < kKeyTiles; ++n)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        s[r][n][e] = transform(s[r][n][e], place.row + 16 * r + 8 * (e >> 1),
-                               k_begin + place.key + 8 * n + (e & 1));
-      }
+        for (int e = 0; e < 4; ++e) {
+          s[r][n][e] = change(s[r][n][e], place.row + 16 * r + 8 * (e >> 1),
+                              k_begin + place.key + 8 * n + (e & 1));
+        }
+  });
 }
 
 // Hides keys by select: what a hidden score was, NaN included, is gone.

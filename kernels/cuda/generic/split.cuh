@@ -33,9 +33,9 @@ __device__ __forceinline__ Powers PowersFor(float max) {
 
 // Two numbers as fp16 pairs.
 __device__ __forceinline__ void SplitPair(float x, float y, uint32_t& hi, uint32_t& lo) {
-  const __half2 h = __floats2half2_rn(x, y);
-  hi = reinterpret_cast<const uint32_t&>(h);
-  lo = ptx::Pack2<__half>(x - __low2float(h), y - __high2float(h));
+  hi = ptx::Pack2<Half>(x, y);
+  lo = ptx::Pack2<Half>(x - ptx::ToFloat(Half{static_cast<uint16_t>(hi)}),
+                        y - ptx::ToFloat(Half{static_cast<uint16_t>(hi >> 16)}));
 }
 
 // fp32 rows in global memory. Rows from valid_rows on and columns from head_dim on count as zero

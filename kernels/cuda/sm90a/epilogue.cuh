@@ -55,12 +55,12 @@ __device__ __forceinline__ void GiveBackPoison(const Work& work, int warp_row) {
     const int row_end = min(min(warp_row + 16, p.q_len), key - p.band_lo + 1);
 #pragma unroll 1
     for (int column = threadIdx.x & 31; column < p.head_dim; column += 32) {
-      const float v = static_cast<float>(v_base[key * p.v_desc.row_stride + column]);
+      const float v = ptx::ToFloat(v_base[key * p.v_desc.row_stride + column]);
       if (isfinite(v)) continue;
 #pragma unroll 1
       for (int row = row_begin; row < row_end; ++row) {
         Element& o = o_base[row * p.o_desc.row_stride + column];
-        o = static_cast<Element>(static_cast<float>(o) + v);
+        o = ptx::FromFloat<Element>(ptx::ToFloat(o) + v);
       }
     }
   }

@@ -4,10 +4,11 @@
 #define ATTND_KERNELS_CUDA_SM90A_PTX_CUH_
 
 #include <cuda.h>
-#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <type_traits>
+
+#include "kernels/cuda/element.cuh"
 
 namespace attnd::kernels::cuda::ptx {
 
@@ -111,17 +112,11 @@ __device__ __forceinline__ void StoreGlobal(void* target, uint2 value) {
                "r"(value.x), "r"(value.y)
                : "memory");
 }
-// 1 / x within 1 ulp.
-__device__ __forceinline__ float Reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 // probe + 0 * word, two 16-bit values each: 0 for as long as all words are finite, then NaN.
 template <class Element>
 __device__ __forceinline__ uint32_t ProbeFinite(uint32_t word, uint32_t probe) {
   uint32_t d;
-  if constexpr (std::is_same_v<Element, __half>) {
+  if constexpr (std::is_same_v<Element, Half>) {
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(word), "r"(0), "r"(probe));
   } else {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(word), "r"(0), "r"(probe));

@@ -32,12 +32,14 @@ __device__ __forceinline__ void MaskScores(float (&s)[kCount], int row, int key,
 template <int kCount>
 __device__ __forceinline__ void TransformScores(float (&s)[kCount], int row, int key,
                                                 const ScoreTransform& transform) {
+  transform.Apply([&](const auto& change) {
 #pragma unroll
-  for (int n = 0; n < kCount / 4; ++n)
+    for (int n = 0; n < kCount / 4; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      s[4 * n + e] = transform(s[4 * n + e], row + 8 * (e >> 1), key + 8 * n + (e & 1));
-    }
+      for (int e = 0; e < 4; ++e) {
+        s[4 * n + e] = change(s[4 * n + e], row + 8 * (e >> 1), key + 8 * n + (e & 1));
+      }
+  });
 }
 
 // A row's probabilities are 2^(x - base), x in units of log2(e). The base follows the running

@@ -5,11 +5,10 @@
 #ifndef ATTND_KERNELS_CUDA_SM90A_WGMMA_CUH_
 #define ATTND_KERNELS_CUDA_SM90A_WGMMA_CUH_
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 #include <type_traits>
+
+#include "kernels/cuda/element.cuh"
 
 namespace attnd::kernels::cuda::sm90a {
 
@@ -139,7 +138,7 @@ struct Wgmma;
     template <class Element>                                                                    \
     __device__ static __forceinline__ void AddShared(float (&d)[N / 2], uint32_t a, uint32_t b, \
                                                      bool keep) {                               \
-      if constexpr (std::is_same_v<Element, __half>) {                                          \
+      if constexpr (std::is_same_v<Element, Half>) {                                            \
         ATTND_WGMMA_SHARED(N, "f16", BLOCKS, A, B, C);                                          \
       } else {                                                                                  \
         ATTND_WGMMA_SHARED(N, "bf16", BLOCKS, A, B, C);                                         \
@@ -148,7 +147,7 @@ struct Wgmma;
     template <class Element>                                                                    \
     __device__ static __forceinline__ void AddRegisters(float (&d)[N / 2], const uint32_t* a,   \
                                                         uint32_t b, bool keep) {                \
-      if constexpr (std::is_same_v<Element, __half>) {                                          \
+      if constexpr (std::is_same_v<Element, Half>) {                                            \
         ATTND_WGMMA_REGISTERS(N, "f16", BLOCKS, A, B, C, D, E, F);                              \
       } else {                                                                                  \
         ATTND_WGMMA_REGISTERS(N, "bf16", BLOCKS, A, B, C, D, E, F);                             \

@@ -2,8 +2,6 @@
 #ifndef ATTND_TESTS_KERNELS_RINGS_DEVICE_H_
 #define ATTND_TESTS_KERNELS_RINGS_DEVICE_H_
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -123,7 +123,7 @@ class Sm90aRings : public ::testing::Test {
 };
 
 template <KernelFamily kFamily, int... kNumbers>
-using Kernel = Traits<__half, kFamily, TileConfig<kNumbers...>>;
+using Kernel = Traits<Half, kFamily, TileConfig<kNumbers...>>;
 using Kernels = ::testing::Types<
     Kernel<KernelFamily::kFull, 64, 3, 128, 2, 2>, Kernel<KernelFamily::kFull, 64, 2, 160, 2, 2>,
     Kernel<KernelFamily::kFull, 64, 2, 80, 2, 1>, Kernel<KernelFamily::kCausal, 64, 3, 128, 2, 2>,

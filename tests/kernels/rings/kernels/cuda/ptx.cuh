@@ -2,11 +2,10 @@
 #ifndef ATTND_KERNELS_CUDA_PTX_CUH_
 #define ATTND_KERNELS_CUDA_PTX_CUH_
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cmath>
 #include <cstdint>
+
+#include "kernels/cuda/element.cuh"
 
 namespace attnd::kernels::cuda::ptx {
 
@@ -17,10 +16,20 @@ inline uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - shared_base);
 }
 inline float Exp2(float x) { return std::exp2(x); }
+inline float Reciprocal(float x) { return 1 / x; }
 // 0 if both are finite.
 template <class Element>
 uint32_t Pack2(float lo, float hi) {
   return std::isfinite(lo) && std::isfinite(hi) ? 0 : 1;
+}
+// Nothing here reads what an element holds.
+template <class Element>
+float ToFloat(Element) {
+  return 0;
+}
+template <class Element>
+Element FromFloat(float) {
+  return {};
 }
 inline float MaxNaN(float a, float b) { return a > b || std::isnan(a) ? a : b; }
 

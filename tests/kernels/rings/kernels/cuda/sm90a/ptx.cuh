@@ -106,7 +106,6 @@ template <class Element>
 uint32_t ProbeFinite(uint32_t word, uint32_t probe) {
   return word | probe;
 }
-inline float Reciprocal(float x) { return 1 / x; }
 inline void StoreGlobal(void*, uint2) {}
 inline void FenceAsyncProxy() {}
 inline void FenceTensorMap(const CUtensorMap*) {}
