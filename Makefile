@@ -2,7 +2,7 @@
 PRESET ?= release
 BUILD := build/$(PRESET)
 
-.PHONY: demo test loadtest build configure deps asan tsan fuzz tidy format container clean
+.PHONY: demo test loadtest python example build configure deps asan tsan fuzz tidy format container clean
 
 demo: configure
 	cmake --build --preset $(PRESET) --target attnd attnctl
@@ -15,6 +15,17 @@ test: build
 loadtest: configure
 	cmake --build --preset $(PRESET) --target attnd attnload
 	tests/load/loadtest.sh $(BUILD)/bin build/loadtest
+
+# The Python client in a virtual environment, with PyPI's packages. PYTHON_EXTRAS=torch tests attnd.torch too (some gigabytes).
+PYTHON_EXTRAS ?= bfloat16
+VENV := build/python_venv
+python: configure
+	cmake --build --preset $(PRESET) --target attnd
+	python3 -m venv $(VENV)
+	rm -rf client/python/build
+	$(VENV)/bin/pip install --quiet --upgrade './client/python[bfloat16,$(PYTHON_EXTRAS)]' pytest mypy setuptools grpcio-tools
+	$(VENV)/bin/mypy --config-file client/python/pyproject.toml -p attnd
+	ATTND_BIN_DIR=$(BUILD)/bin $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/python
 
 build: configure
 	cmake --build --preset $(PRESET)

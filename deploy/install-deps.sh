@@ -11,7 +11,7 @@ packages=(
   libgrpc++-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
   libspdlog-dev libcpp-httplib-dev prometheus-cpp-dev nlohmann-json3-dev
   # Tests.
-  libgtest-dev libgmock-dev python3 python3-numpy python3-grpcio python3-protobuf python3-pytest
+  libgtest-dev libgmock-dev python3 python3-numpy python3-grpcio python3-protobuf python3-pytest python3-setuptools
 )
 
 # Ubuntu 24.04 has a newer clang, with its runtime under that version's name.

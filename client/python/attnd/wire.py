@@ -1,0 +1,278 @@
+"""Problems to messages of attnd.v1 and answers back: protobuf never holds a tensor's bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from attnd import arrays
+from attnd.arrays import Tensor
+from attnd.errors import Internal, InvalidArgument
+from attnd.problem import Problem, Result, Timing
+from attnd.v1 import attnd_pb2 as pb
+
+# Protobuf's own limit, which every reader of the message shares.
+MAX_MESSAGE_BYTES = 2**31 - 1
+CHUNK_BYTES = 1 << 20
+# A chunk, and what stands before it.
+MAX_STREAM_MESSAGE_BYTES = CHUNK_BYTES + 64
+
+_LAYOUTS = {"bhsd": pb.LAYOUT_BHSD, "bshd": pb.LAYOUT_BSHD, "thd": pb.LAYOUT_THD}
+_CAUSAL = {
+    False: pb.CAUSAL_ALIGNMENT_UNSPECIFIED,
+    True: pb.CAUSAL_ALIGNMENT_BOTTOM_RIGHT,
+    "bottom-right": pb.CAUSAL_ALIGNMENT_BOTTOM_RIGHT,
+    "top-left": pb.CAUSAL_ALIGNMENT_TOP_LEFT,
+}
+_TRANSPORTS = {pb.TRANSPORT_UNARY: "unary", pb.TRANSPORT_STREAM: "stream", pb.TRANSPORT_REGION: "region"}
+
+
+class Request(NamedTuple):
+    """A problem whose arguments have been read. `header` has everything but where the tensors are."""
+
+    inputs: Tuple[Tensor, Tensor, Tensor]
+    header: Any  # pb.ComputeHeader
+    out: Any  # the caller's object; None: a new array
+    out_array: Optional[np.ndarray]
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(tensor.array.nbytes for tensor in self.inputs)
+
+    @property
+    def lse_shape(self) -> Optional[Tuple[int, ...]]:
+        shape = self.inputs[0].array.shape
+        if not self.header.want_lse or len(shape) < 3:
+            return None  # of another rank: the server refuses it
+        if self.header.layout == pb.LAYOUT_THD:
+            return (shape[1], shape[0])
+        return shape[:3] if self.header.layout == pb.LAYOUT_BHSD else (shape[0], shape[2], shape[1])
+
+
+def _choice(name: str, value: Any, choices: Mapping[Any, Any]) -> Any:
+    try:
+        return choices[value]
+    except (KeyError, TypeError):
+        known = ", ".join(repr(choice) for choice in choices)
+        raise InvalidArgument(f"{name} is {value!r}, must be one of {known}", field=name) from None
+
+
+def _set_window(header: Any, window: Any) -> None:
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise TypeError(f"window is {window!r}, must be (left, right), None for an open side") from None
+    header.window.SetInParent()
+    if left is not None:
+        header.window.left = left
+    if right is not None:
+        header.window.right = right
+
+
+def _set(header: Any, name: str, value: Any) -> None:
+    if name == "window":
+        _set_window(header, value)
+    elif name in ("alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv"):
+        getattr(header, name).extend(np.asarray(value).tolist())
+    else:
+        setattr(header, name, value)
+
+
+# Arguments -> fields of the header that take them as they are.
+_OPTIONS = {
+    "window": "window", "scale": "scale", "softcap": "softcap", "alibi_slopes": "alibi_slopes",
+    "cu_seqlens_q": "cu_seqlens_q", "cu_seqlens_k": "cu_seqlens_kv", "lse": "want_lse", "priority": "priority",
+}  # fmt: skip
+
+
+def read(problem: Problem) -> Request:
+    """InvalidArgument for what cannot be sent; whether it makes sense, the server says."""
+    q, k, v = (arrays.take(name, getattr(problem, name)) for name in "qkv")
+    header = pb.ComputeHeader(
+        layout=_choice("layout", problem.layout, _LAYOUTS), causal=_choice("causal", problem.causal, _CAUSAL)
+    )
+    for spec, tensor in ((header.q, q), (header.k, k), (header.v, v)):
+        spec.dtype = tensor.wire_dtype
+        spec.shape.extend(tensor.array.shape)
+    for argument, name in _OPTIONS.items():
+        value = getattr(problem, argument)
+        if value is None:
+            continue
+        try:
+            _set(header, name, value)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"{argument}: {error}", field=argument) from None
+    out = None if problem.out is None else arrays.take_out(problem.out, q)
+    if problem.out is None:
+        arrays.check_output(q)
+    return Request((q, k, v), header, problem.out, out)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _frame(field: int, size_bytes: int) -> bytes:
+    """What stands before a length-delimited field's bytes."""
+    return _varint(field << 3 | 2) + _varint(size_bytes)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The tensor's bytes, dense; copied only where they are not."""
+    return np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8).data
+
+
+def encode_header(header: Any) -> bytes:
+    """A ComputeRequest whose tensors lie in a region; or a stream's first message, which looks the same."""
+    data = header.SerializeToString()
+    return _frame(1, len(data)) + bytes(data)
+
+
+def encode_unary(request: Request) -> bytes:
+    """A ComputeRequest: each byte of a tensor copied once."""
+    parts: List[Union[bytes, memoryview]] = [encode_header(request.header)]
+    for field, tensor in enumerate(request.inputs, start=2):
+        parts += [_frame(field, tensor.array.nbytes), _bytes_of(tensor)]
+    return b"".join(parts)
+
+
+def encode_stream(request: Request) -> Iterator[bytes]:
+    """The messages of a ComputeStream, each made when it is asked for."""
+    yield encode_header(request.header)
+    for operand, tensor in enumerate(request.inputs, start=pb.OPERAND_Q):
+        payload = _bytes_of(tensor)
+        for offset in range(0, len(payload), CHUNK_BYTES):
+            data = payload[offset : offset + CHUNK_BYTES]
+            inside = b"".join((b"\x08", _varint(operand), b"\x10", _varint(offset), _frame(3, len(data))))
+            yield b"".join((_frame(2, len(inside) + len(data)), inside, data))
+
+
+def _read_varint(message: memoryview, at: int) -> Tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+
+
+def _fields(message: memoryview) -> Iterator[Tuple[int, Any]]:
+    """(number, value) of a message's fields: integers, and views of what has a length."""
+    at = 0
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        value: Any
+        if key & 7 == 2:
+            size, at = _read_varint(message, at)
+            value = message[at : at + size]
+            at += size
+            if at > len(message):
+                raise IndexError("a field passes the end of its message")
+        elif key & 7 == 0:
+            value, at = _read_varint(message, at)
+        else:  # none of ours; a newer server's
+            size = {1: 8, 5: 4}[key & 7]
+            value, at = message[at : at + size], at + size
+        yield key >> 3, value
+
+
+class Answer:
+    """O and LSE as they come, each byte copied once to where it is to stay. Internal for what does not fit the request."""
+
+    def __init__(self, request: Request, in_region: bool = False):
+        self._request = request
+        self._q = request.inputs[0]
+        self._header: Any = None
+        self._rooms: Dict[int, np.ndarray] = {}  # the bytes of each operand
+        self._filled: Dict[int, List[Tuple[int, int]]] = {}  # from byte to byte, in the order in which they came
+        out, lse_shape = request.out_array, request.lse_shape
+        if out is not None and out.flags.c_contiguous:
+            self.o = out
+        else:
+            self.o = np.empty(self._q.array.shape, self._q.array.dtype)
+        self.lse = None if lse_shape is None else np.empty(lse_shape, np.float32)
+        if in_region:
+            return
+        for operand, array in ((pb.OPERAND_O, self.o), (pb.OPERAND_LSE, self.lse)):
+            if array is not None:
+                self._rooms[operand] = array.reshape(-1).view(np.uint8)
+                self._filled[operand] = []
+
+    def take_unary(self, message: bytes) -> None:
+        self._guard(self._take_unary, message)
+
+    def take_streamed(self, message: bytes) -> None:
+        self._guard(self._take_streamed, message)
+
+    def _guard(self, take: Any, message: bytes) -> None:
+        try:
+            take(memoryview(message))
+        except (IndexError, KeyError, ValueError, DecodeError) as error:
+            broken = Internal(f"answer: {error}")
+            broken.from_attnd = True  # another try would give the same
+            raise broken from error
+
+    def _take_unary(self, message: memoryview) -> None:
+        payloads = {2: pb.OPERAND_O, 3: pb.OPERAND_LSE}
+        for field, value in _fields(message):
+            if field == 1:
+                self._take_header(value)
+            elif field in payloads and len(value) > 0:
+                self._put(payloads[field], 0, value)
+
+    def _take_streamed(self, message: memoryview) -> None:
+        for field, value in _fields(message):
+            if field == 1:
+                self._take_header(value)
+            elif field == 2:
+                chunk = {1: 0, 2: 0, 3: b"", **dict(_fields(value))}
+                self._put(chunk[1], chunk[2], chunk[3])
+
+    def _take_header(self, data: memoryview) -> None:
+        header = pb.ComputeResponseHeader.FromString(bytes(data))
+        want = (self._q.wire_dtype, list(self._q.array.shape))
+        if (header.o.dtype, list(header.o.shape)) != want:
+            raise ValueError(f"o is {list(header.o.shape)} of dtype {header.o.dtype}, asked for {want[1]} of {want[0]}")
+        if self.lse is not None and tuple(header.lse.shape) != self.lse.shape:
+            raise ValueError(f"lse is {list(header.lse.shape)}, asked for {list(self.lse.shape)}")
+        self._header = header
+
+    def _put(self, operand: int, offset: int, data: Any) -> None:
+        room = self._rooms[operand]
+        if offset + len(data) > len(room):
+            raise ValueError(f"bytes {offset} to {offset + len(data)} of operand {operand}, which has {len(room)}")
+        room[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self._filled[operand].append((offset, offset + len(data)))
+
+    def result(self, tries: int) -> Result:
+        """After the last message."""
+        if self._header is None:
+            raise Internal("answer: it has no header")
+        for operand, pieces in self._filled.items():
+            end = 0
+            for begin, piece_end in sorted(pieces):
+                end = piece_end if begin == end else -1
+            if end != len(self._rooms[operand]):
+                raise Internal(f"answer: the pieces of operand {operand} are not all of it, once")
+        request, header = self._request, self._header
+        o = request.out
+        if o is None:
+            o = arrays.presented(self.o, self._q.dtype)
+        elif request.out_array is not None and request.out_array is not self.o:
+            request.out_array[...] = self.o
+        timing = Timing(**{field.name: getattr(header.timing, field.name) for field in dataclasses.fields(Timing)})
+        return Result(
+            o=o, lse=self.lse, timing=timing, transport=_TRANSPORTS.get(header.transport, "unary"),
+            backend=header.backend, kernel=header.kernel, device=header.device,
+            batch_id=header.batch_id, batch_size=header.batch_size, tries=tries,
+        )  # fmt: skip
