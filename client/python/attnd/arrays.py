@@ -13,6 +13,7 @@ from attnd.v1 import attnd_pb2 as pb
 
 # numpy's dtypes, as the arrays inside of this package have them: bfloat16 as its bits.
 _STORAGE = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
+_NAMES = {_STORAGE[name]: name for name in ("float32", "float16")}
 _WIRE = {
     "float32": pb.DATA_TYPE_FLOAT32,
     "float16": pb.DATA_TYPE_FLOAT16,
@@ -71,11 +72,13 @@ def take(name: str, x: Any) -> Tensor:
                 raise _wrong_dtype(name, tensor.dtype)
             return tensor
         x = np.asarray(x)
-    # ml_dtypes' bfloat16 is a dtype of its own, which only its name tells.
-    dtype = x.dtype.name
-    if dtype not in _STORAGE or not x.dtype.isnative:
-        raise _wrong_dtype(name, dtype if x.dtype.isnative else f"{dtype} of the other byte order")
-    return Tensor(x.view(np.uint16) if dtype == "bfloat16" else x, dtype)
+    dtype = _NAMES.get(x.dtype)
+    if dtype is not None:
+        return Tensor(x, dtype)
+    # ml_dtypes' is a dtype of its own, which only its name tells.
+    if x.dtype.name == "bfloat16":
+        return Tensor(x.view(np.uint16), "bfloat16")
+    raise _wrong_dtype(name, x.dtype.name if x.dtype.isnative else f"{x.dtype.name} of the other byte order")
 
 
 def take_out(out: Any, q: Tensor) -> np.ndarray:

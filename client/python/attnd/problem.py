@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
+
+from attnd.v1 import attnd_pb2 as pb
 
 Window = Tuple[Optional[int], Optional[int]]
 
@@ -52,8 +54,7 @@ class Problem:
     out: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """The server's own account of where a call's time went, in microseconds."""
 
     queue_us: int
@@ -63,20 +64,50 @@ class Timing:
     total_us: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Result:
     """O like q (the problem's `out`, if it had one), LSE if it was asked for, and how it went."""
 
-    o: Any
-    lse: Optional[np.ndarray]
-    timing: Timing
-    transport: str  # "unary", "stream" or "region"
-    backend: str
-    kernel: str
-    device: str
-    batch_id: int
-    batch_size: int
-    tries: int
+    __slots__ = ("o", "lse", "tries", "_header")
+
+    def __init__(self, o: Any, lse: Optional[np.ndarray], tries: int, header: Any):
+        self.o = o
+        self.lse = lse
+        self.tries = tries  # how often the call was sent
+        self._header = header  # pb.ComputeResponseHeader
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(*(getattr(self._header.timing, name) for name in Timing._fields))
+
+    @property
+    def transport(self) -> str:
+        """ "unary", "stream" or "region"."""
+        return str(pb.Transport.Name(self._header.transport)).rpartition("_")[2].lower()
+
+    @property
+    def backend(self) -> str:
+        return str(self._header.backend)
+
+    @property
+    def kernel(self) -> str:
+        return str(self._header.kernel)
+
+    @property
+    def device(self) -> str:
+        return str(self._header.device)
+
+    @property
+    def batch_id(self) -> int:
+        """Of the batch that the problem ran in, ..."""
+        return int(self._header.batch_id)
+
+    @property
+    def batch_size(self) -> int:
+        """... and how many problems it held."""
+        return int(self._header.batch_size)
+
+    def __repr__(self) -> str:
+        return f"Result({self.kernel}, {self.transport}, {self.timing}, tries={self.tries})"
 
 
 @dataclasses.dataclass(frozen=True)

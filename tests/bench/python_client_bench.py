@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""The Python client beside the C++ one: the same calls to the same server, in alternating rounds.
+
+    python_client_bench.py build/release/bin            # 4 KiB and 64 MiB, by every transport
+
+O in fp32 is as large as Q, head_dim 128, one key, so that the kernel's work is linear in the bytes. The C++ client is
+attnload's with one caller; both keep their memory (malloc as attnd's tools set it). Medians of the rounds' medians.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HEAD_DIM = 128
+# As client/tools/tool.cc sets it for attnload.
+MALLOC = {
+    "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(64 << 20), "MALLOC_ARENA_MAX": "2",
+}  # fmt: skip
+
+
+def call_python(address, side_socket, transport, bytes_, duration_s):
+    """In a process of its own: the median of a call, in microseconds."""
+    import numpy as np
+
+    import attnd
+
+    q = np.random.default_rng(1).standard_normal((1, 1, bytes_ // (4 * HEAD_DIM), HEAD_DIM), dtype=np.float32)
+    k = v = q[:, :, :1].copy()
+    with attnd.Client(address, transport=transport, local_socket=side_socket) as client:
+        times, end = [], time.perf_counter() + 1.5 * duration_s
+        while time.perf_counter() < end:
+            begin = time.perf_counter()
+            client.attention(q, k, v)
+            times.append(time.perf_counter() - begin)
+    print(statistics.median(times[len(times) // 3 :]) * 1e6)  # the first third warms up
+
+
+def python_us(arguments, server, transport, bytes_):
+    command = [sys.executable, __file__, arguments.bin, f"--seconds={arguments.seconds}", "--child", *server, transport, str(bytes_)]
+    done = subprocess.run(command, env={**os.environ, **MALLOC}, check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+def cpp_us(arguments, server, transport, bytes_):
+    command = [
+        pathlib.Path(arguments.bin) / "attnload", "--server", server[0], "--local_socket", server[1], "--transport", transport,
+        "--concurrency=1", "--dtype=float32", f"--head_dim={HEAD_DIM}", "--q_heads=1", f"--q_len={bytes_ // (4 * HEAD_DIM)}",
+        "--kv_len=1", f"--warmup={arguments.seconds * 500:.0f}ms", f"--duration={arguments.seconds * 1000:.0f}ms", "--json",
+    ]  # fmt: skip
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["p50_us"]
+
+
+def start(binary, folder):
+    """(process, (address, side socket))."""
+    process = subprocess.Popen(
+        [binary, "--listen=127.0.0.1:0", "--http_listen=127.0.0.1:0", f"--port_file={folder}/ports",
+         f"--local_socket={folder}/side.sock", "--drain_delay_ms=0"], stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    ports = pathlib.Path(folder) / "ports"
+    while not ports.exists():
+        if process.poll() is not None:
+            raise SystemExit(f"{binary} did not start")
+        time.sleep(0.01)
+    return process, (f"127.0.0.1:{ports.read_text().split()[0]}", f"{folder}/side.sock")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bin", help="the folder with attnd and attnload")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a way in a round")
+    parser.add_argument("--bytes", type=int, nargs="+", default=[4 << 10, 64 << 20])
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        address, side_socket, transport, bytes_ = arguments.child
+        return call_python(address, side_socket, transport, int(bytes_), arguments.seconds)
+
+    print(f"load {os.getloadavg()[0]:.1f}; us a call, medians of {arguments.rounds} rounds")
+    print(f"{'bytes':>10} {'transport':>9} {'C++':>10} {'Python':>10} {'more':>8} {'ratio':>6}")
+    with tempfile.TemporaryDirectory() as folder:
+        process, server = start(pathlib.Path(arguments.bin) / "attnd", folder)
+        try:
+            for bytes_ in arguments.bytes:
+                for transport in ("unary", "stream", "region"):
+                    pairs = [
+                        (cpp_us(arguments, server, transport, bytes_), python_us(arguments, server, transport, bytes_))
+                        for _ in range(arguments.rounds)
+                    ]
+                    cpp, python = (statistics.median(times) for times in zip(*pairs))
+                    ratio = statistics.median(p / c for c, p in pairs)
+                    print(f"{bytes_:10} {transport:>9} {cpp:10.0f} {python:10.0f} {python - cpp:8.0f} {ratio:6.2f}", flush=True)
+        finally:
+            process.terminate()
+            process.wait()
+    print(f"load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""tests/bench/python_client_bench.py, as people call it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import attnd
+from attnd_process import BIN_DIR, PATIENCE_S, ROOT
+
+
+def test_every_row_is_there():
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/bench/python_client_bench.py", BIN_DIR, "--rounds=1", "--seconds=0.1", "--bytes", "4096"],
+        env={**os.environ, "PYTHONPATH": str(pathlib.Path(attnd.__file__).parents[1])},
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[2:-1]]
+    assert [row[:2] for row in rows] == [["4096", transport] for transport in ("unary", "stream", "region")]
+    for row in rows:
+        cpp, python, _, ratio = map(float, row[2:])
+        assert cpp > 0 and python > 0 and abs(ratio - python / cpp) < 0.02
