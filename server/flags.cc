@@ -61,6 +61,14 @@ ABSL_FLAG(int64_t, max_batch_bytes, Defaults().scheduler.max_batch_bytes,
 ABSL_FLAG(int64_t, max_batch_delay_us, Defaults().scheduler.max_batch_delay_us,
           "How long a request may wait for others to run with, in microseconds. 0: not at all. "
           "Negative: refused.");
+ABSL_FLAG(
+    int64_t, max_slice_us, Defaults().scheduler.max_slice_us,
+    "Device time that a batch is predicted to take at most, in microseconds; a longer request "
+    "runs alone. So long a new request waits for one that runs. 0: no bound. Negative: "
+    "refused.");
+ABSL_FLAG(int64_t, max_queue_ms, Defaults().scheduler.max_queue_ms,
+          "Predicted device time of the requests that may wait for a device, in milliseconds; more "
+          "are refused. 0: no bound. Negative: refused.");
 ABSL_FLAG(int64_t, receive_bytes, Defaults().receive_bytes,
           "Bytes of requests being received; calls beyond wait unread. A call counts as what its "
           "metadata attnd-request-bytes says, or as --max_unary_bytes. At least --max_unary_bytes; "
@@ -175,6 +183,8 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
   server.scheduler.max_batch_problems = absl::GetFlag(FLAGS_max_batch_problems);
   server.scheduler.max_batch_bytes = absl::GetFlag(FLAGS_max_batch_bytes);
   server.scheduler.max_batch_delay_us = absl::GetFlag(FLAGS_max_batch_delay_us);
+  server.scheduler.max_slice_us = absl::GetFlag(FLAGS_max_slice_us);
+  server.scheduler.max_queue_ms = absl::GetFlag(FLAGS_max_queue_ms);
   server.receive_bytes = absl::GetFlag(FLAGS_receive_bytes);
   server.max_unary_bytes = absl::GetFlag(FLAGS_max_unary_bytes);
   server.max_stream_bytes = absl::GetFlag(FLAGS_max_stream_bytes);

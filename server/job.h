@@ -41,6 +41,10 @@ class Job {
   using AtEnd = std::function<void()>;
   void SetAtEnd(AtEnd at_end) { at_end_ = std::move(at_end); }
 
+  // Device time that it will take, about; by the scheduler, before it is queued.
+  void SetPredicted(Duration predicted) { predicted_ = predicted; }
+  Duration predicted() const { return predicted_; }
+
   bool Finish(absl::StatusOr<Answer> answer, Stage stage);
   bool finished() const { return finished_.load(std::memory_order_acquire); }
 
@@ -53,6 +57,7 @@ class Job {
   const std::unique_ptr<const Request> request_;
   Done done_;
   AtEnd at_end_;
+  Duration predicted_{};
   std::atomic<bool> finished_{false};
   std::atomic<bool> cancelled_{false};
 };

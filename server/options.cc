@@ -48,6 +48,8 @@ absl::Status CheckRanges(const ServerOptions& options) {
       {"max_batch_problems", options.scheduler.max_batch_problems, 1, kMaxCount},
       {"max_batch_bytes", options.scheduler.max_batch_bytes, 1, kMaxBytes},
       {"max_batch_delay_us", options.scheduler.max_batch_delay_us, 0, kMaxMs * 1000},
+      {"max_slice_us", options.scheduler.max_slice_us, 0, kMaxMs * 1000},
+      {"max_queue_ms", options.scheduler.max_queue_ms, 0, kMaxMs},
       {"max_unary_bytes", options.max_unary_bytes, 1, kMaxUnaryBytes},
       {"max_stream_bytes", options.max_stream_bytes, 0, kMaxBytes},
       {"receive_bytes", options.receive_bytes, 1, kMaxBytes},

@@ -173,8 +173,11 @@ class Server::Impl {
             std::make_unique<WorkerPool>(WorkerThreads(), std::numeric_limits<int64_t>::max())),
         copiers_(
             std::make_unique<WorkerPool>(WorkerThreads(), std::numeric_limits<int64_t>::max())) {
-    for (size_t i = 0; i < devices_.size(); ++i) {
-      schedulers_.push_back(std::make_unique<Scheduler>(options.scheduler, &clock_, &metrics_));
+    for (const auto& device : devices_) {
+      SchedulerOptions scheduler = options.scheduler;
+      scheduler.rates =
+          device->PinnedBlocks() != nullptr ? GpuRates() : CpuRates(device->Describe().processors);
+      schedulers_.push_back(std::make_unique<Scheduler>(scheduler, &clock_, &metrics_));
     }
   }
 
@@ -253,6 +256,12 @@ class Server::Impl {
         [this] { return Sum(schedulers_, [](auto& s) { return s.queued_requests(); }); });
     add("attnd_queue_bytes", "Payload and answer bytes of requests that wait for an executor.",
         [this] { return Sum(schedulers_, [](auto& s) { return s.queued_bytes(); }); });
+    metrics_.AddGauge("attnd_queue_seconds",
+                      "Predicted device time of requests that wait for an executor.", [this] {
+                        return 1e-6 * static_cast<double>(Sum(schedulers_, [](auto& s) {
+                                 return ToMicroseconds(s.queued_time());
+                               }));
+                      });
     add("attnd_receive_budget_bytes", "Bytes that calls may hold while they are received.",
         [this] { return receive_budget_.budget_bytes(); });
     add("attnd_receive_used_bytes", "Bytes that calls hold while they are received.",

@@ -37,7 +37,7 @@ void RateEstimate::Done(TimePoint now, double work) {
   const Duration stretch = now - since_;
   if (stretch < kStretch) return;
   const double sample = work_ / std::chrono::duration<double>(stretch).count();
-  // Weight 1/8, as in ServiceEstimate.
+  // Weight 1/8: a few stretches settle it, an odd one does not upset it.
   per_second_ = per_second_ == 0 ? sample : per_second_ + (sample - per_second_) / 8;
   Busy(now);
 }

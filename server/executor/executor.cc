@@ -1,6 +1,7 @@
 #include "server/executor/executor.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <iterator>
 #include <list>
@@ -41,8 +42,12 @@ constexpr StageStep kSteps[] = {
 struct BatchRun {
   uint64_t id = 0;
   TimePoint start;
-  int64_t size = 0;  // requests that ran together
-  Timing timing;     // upload, run, download
+  int64_t size = 0;  // requests that ran together, ...
+  double fill = 0;   // ... how near they were to a limit, ...
+  Work work;         // ... what they asked for, ...
+  Duration predicted{};
+  Duration busy{};  // ... and how long the busiest stage so far was theirs alone
+  Timing timing;    // upload, run, download
   const StageStep* step = std::begin(kSteps);
   bool begun = false;  // the step
   TimePoint begun_at;
@@ -157,6 +162,7 @@ class Executor::Impl {
     std::vector<JobPtr> without_memory;
     BatchRun run;
     run.id = batch.id;
+    run.fill = scheduler_->FillOf(batch.jobs);
     run.batch.jobs = GiveMemory(std::move(batch.jobs), without_memory);
     without_memory_ = !without_memory.empty();
     if (without_memory_) scheduler_->Requeue(without_memory);
@@ -204,8 +210,13 @@ class Executor::Impl {
     const absl::StatusOr<bool> done = device_->Done(run.batch);
     if (!done.ok()) return Fail(run, done.status());
     if (!*done) return Look::kNothingNew;
-    run.timing.*run.step->time_us = ToMicroseconds(clock_->Now() - run.begun_at);
-    if (run.step->stage == Stage::kRun) ObserveRun(run);
+    const TimePoint now = clock_->Now();
+    run.timing.*run.step->time_us = ToMicroseconds(now - run.begun_at);
+    // A stage that had to wait for that of the batch before was not this batch's alone.
+    TimePoint& free_at = free_at_[run.step - std::begin(kSteps)];
+    run.busy = std::max(run.busy, now - std::max(run.begun_at, free_at));
+    free_at = now;
+    if (run.step->stage == Stage::kRun) ObserveRun(run, now);
     run.begun = false;
     if (++run.step != std::end(kSteps)) return Look::kProgress;
     for (RunningJob& answered : run.batch.jobs) FinishWithAnswer(run, answered);
@@ -219,7 +230,7 @@ class Executor::Impl {
         run.step == std::begin(kSteps) ? Stage::kQueue : std::prev(run.step)->stage;
     EndCancelledAndExpired(run.batch, now, passed);
     if (run.batch.jobs.empty()) return Look::kEnded;
-    if (run.step->stage == Stage::kRun) run.size = static_cast<int64_t>(run.batch.jobs.size());
+    if (run.step->stage == Stage::kRun) Sum(run);
     const absl::Status status = device_->Begin(run.step->stage, run.batch);
     if (absl::IsUnavailable(status)) {
       run.retry_at = now + kMemoryRetry;
@@ -288,8 +299,21 @@ class Executor::Impl {
     return true;
   }
 
-  void ObserveRun(const BatchRun& run) {
-    metrics_->ObserveBatch(run.size);
+  // What is about to run.
+  static void Sum(BatchRun& run) {
+    run.size = static_cast<int64_t>(run.batch.jobs.size());
+    run.work.Clear();
+    run.predicted = Duration::zero();
+    for (const RunningJob& running : run.batch.jobs) {
+      run.work.Add(running.job->request());
+      run.predicted += running.job->predicted();
+    }
+  }
+
+  void ObserveRun(const BatchRun& run, TimePoint now) {
+    scheduler_->costs().Observe(run.work, run.busy, now);
+    const auto seconds = [](Duration d) { return std::chrono::duration<double>(d).count(); };
+    metrics_->ObserveBatch({run.size, run.fill, seconds(run.predicted), seconds(run.busy)});
     std::set<std::string> kernels;
     for (const RunningJob& running : run.batch.jobs) {
       if (!running.kernel.empty()) kernels.insert(running.kernel);
@@ -313,7 +337,6 @@ class Executor::Impl {
     answer.device = device_->Describe().id;
     answer.batch_id = run.id;
     answer.batch_size = run.size;
-    metrics_->ObserveTiming(answer.timing);
     done.job->Finish(std::move(answer), Stage::kDone);
   }
 
@@ -334,10 +357,12 @@ class Executor::Impl {
   Metrics* const metrics_;
   // Of the thread.
   std::list<BatchRun> under_way_;  // in the order of beginning
-  absl::Status lost_;              // not OK: the device is
-  bool without_memory_ = false;    // jobs had to go back to the queue; wait, ...
-  uint64_t releases_seen_ = 0;     // ... until the pool's releases differ from this, ...
-  TimePoint retry_at_;             // ... or until this
+  // When each stage was last seen done, by whichever batch.
+  std::array<TimePoint, std::size(kSteps)> free_at_{};
+  absl::Status lost_;            // not OK: the device is
+  bool without_memory_ = false;  // jobs had to go back to the queue; wait, ...
+  uint64_t releases_seen_ = 0;   // ... until the pool's releases differ from this, ...
+  TimePoint retry_at_;           // ... or until this
   Mutex nap_mutex_;
   CondVar never_;       // notified
   std::thread thread_;  // last: starts when the rest is there

@@ -7,41 +7,35 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <iterator>
 #include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "kernels/sync.h"
+#include "server/metrics/buckets.h"
+#include "server/metrics/counter_cells.h"
 
 namespace attnd::server {
 namespace {
 
-using Buckets = prometheus::Histogram::BucketBoundaries;
+constexpr size_t kCodes = 17;
+constexpr size_t kStages = static_cast<size_t>(Stage::kDone) + 1;
+constexpr const char* kTransports[] = {"unary", "stream", "region"};
+constexpr const char* kPriorities[] = {"high", "default", "low"};
 
-// 1-2-5 from the time of a small problem on a GPU to that of a long one on a CPU.
-const Buckets& StageBuckets() {
-  static const Buckets buckets = {10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3,
-                                  5e-3,  10e-3, 20e-3, 50e-3,  0.1,    0.2,    0.5,  1,
-                                  2,     5,     10,    20,     50,     100};
-  return buckets;
+size_t PriorityClass(int priority) {
+  return priority <= 0 ? 1 : static_cast<size_t>(std::clamp((priority - 1) / 3, 0, 2));
 }
 
-// Coarser (half decades), as there is a set of these for each kernel.
-const Buckets& KernelBuckets() {
-  static const Buckets buckets = {10e-6, 30e-6, 100e-6, 300e-6, 1e-3, 3e-3, 10e-3,
-                                  30e-3, 0.1,   0.3,    1,      3,    10};
-  return buckets;
-}
-
-const Buckets& BatchBuckets() {
-  static const Buckets buckets = {1, 2, 4, 8, 16, 32, 64, 128, 256};
-  return buckets;
+size_t TransportIndex(absl::string_view transport) {
+  return std::find(std::begin(kTransports), std::end(kTransports) - 1, transport) -
+         std::begin(kTransports);
 }
 
 std::string CodeLabel(absl::StatusCode code) {
-  // Codes that are no code of absl's are one label, not one each.
   const std::string name = absl::StatusCodeToString(code);
   return name.empty() ? "UNKNOWN" : name;
 }
@@ -73,7 +67,7 @@ prometheus::MetricFamily LabelledCounters(const std::string& name, const std::st
   for (const auto& [value, count] : values) {
     prometheus::ClientMetric metric;
     metric.label = {{label, value}};
-    metric.counter.value = static_cast<double>(count);
+    metric.counter.value = count;
     family.metric.push_back(std::move(metric));
   }
   return family;
@@ -86,66 +80,87 @@ class Metrics::Impl {
   Impl()
       : received_(
             Counter("attnd_requests_received_total", "Calls whose message has begun to be read.")),
-        received_bytes_(MakeFamily(prometheus::BuildCounter(), registry_,
-                                   "attnd_received_bytes_total",
-                                   "Payload bytes received, by transport.")),
-        sent_bytes_(MakeFamily(prometheus::BuildCounter(), registry_, "attnd_sent_bytes_total",
-                               "Payload bytes sent, by transport.")),
+        received_bytes_(
+            NewCounters("attnd_received_bytes_total", "Payload bytes received, by transport.")),
+        sent_bytes_(NewCounters("attnd_sent_bytes_total", "Payload bytes sent, by transport.")),
         pushbacks_(Counter("attnd_retry_pushback_total",
                            "Refusals that told the caller when to come again.")),
-        calls_(MakeFamily(prometheus::BuildCounter(), registry_, "attnd_calls_total",
-                          "Calls that came in, by transport.")),
-        finished_(MakeFamily(prometheus::BuildCounter(), registry_, "attnd_requests_finished_total",
-                             "Calls that ended, by status code and the stage they ended in.")),
-        stages_(MakeFamily(prometheus::BuildHistogram(), registry_, "attnd_stage_seconds",
-                           "Time of answered calls by stage.")),
-        kernels_(MakeFamily(prometheus::BuildHistogram(), registry_, "attnd_kernel_run_seconds",
-                            "Run time of batches by kernel.")),
-        queue_(StageHistogram("queue")),
-        upload_(StageHistogram("upload")),
-        run_(StageHistogram("run")),
-        download_(StageHistogram("download")),
-        total_(StageHistogram("total")),
-        batch_requests_(MakeFamily(prometheus::BuildHistogram(), registry_, "attnd_batch_requests",
-                                   "Requests that ran together.")
-                            .Add({}, BatchBuckets())) {}
+        refusals_(
+            NewCounters("attnd_refusals_total", "Requests that the queue refused, by reason.")),
+        calls_(NewCounters("attnd_calls_total", "Calls that came in, by transport.")),
+        finished_(NewCounters("attnd_requests_finished_total",
+                              "Calls that ended, by status code and the stage they ended in.")),
+        stages_(Histograms("attnd_stage_seconds",
+                           "Time of answered calls by stage and class of priority.")),
+        kernels_(Histograms("attnd_kernel_run_seconds", "Run time of batches by kernel.")),
+        batch_requests_(Histograms("attnd_batch_requests", "Requests that ran together.")
+                            .Add({}, kBatchBuckets)),
+        batch_fill_(Histograms("attnd_batch_fill_ratio", "How near batches came to a limit.")
+                        .Add({}, kFillBuckets)),
+        predicted_(Histograms("attnd_predicted_over_actual_ratio",
+                              "Predicted over actual device time of batches.")
+                       .Add({}, kRatioBuckets)) {
+    for (const char* priority : kPriorities) {
+      StageSet& set = stage_sets_.emplace_back();
+      size_t stage = 0;
+      for (const char* name : {"queue", "upload", "run", "download", "total"}) {
+        set[stage++] = &stages_.Add({{"stage", name}, {"priority", priority}}, kStageBuckets);
+      }
+    }
+  }
 
-  void CountCall(const char* transport) { calls_.Add({{"transport", transport}}).Increment(); }
+  void CountCall(const char* transport) { CountByTransport(calls_, transport, 1); }
 
   void CountReceived(const char* transport, int64_t payload_bytes) {
     received_calls_.fetch_add(1, std::memory_order_relaxed);
     received_.Increment();
-    CountBytes(received_bytes_, transport, payload_bytes);
+    CountByTransport(received_bytes_, transport, payload_bytes);
   }
 
   void CountRegionBytes(int64_t read_bytes, int64_t written_bytes) {
-    CountBytes(received_bytes_, "region", read_bytes);
-    CountBytes(sent_bytes_, "region", written_bytes);
+    CountByTransport(received_bytes_, "region", read_bytes);
+    CountByTransport(sent_bytes_, "region", written_bytes);
   }
 
   void CountFinished(absl::StatusCode code, Stage stage) {
     finished_calls_.fetch_add(1, std::memory_order_relaxed);
-    finished_.Add({{"code", CodeLabel(code)}, {"stage", StageName(stage)}}).Increment();
+    // Codes that are no code of absl's are one, not one each.
+    if (static_cast<size_t>(code) >= kCodes) code = absl::StatusCode::kUnknown;
+    const size_t cell = static_cast<size_t>(code) * kStages + static_cast<size_t>(stage);
+    finished_.Add(cell, 1, [&] {
+      return prometheus::Labels{{"code", CodeLabel(code)}, {"stage", StageName(stage)}};
+    });
   }
 
   void CountSent(const char* transport, int64_t payload_bytes) {
-    CountBytes(sent_bytes_, transport, payload_bytes);
+    CountByTransport(sent_bytes_, transport, payload_bytes);
   }
 
   void CountPushback() { pushbacks_.Increment(); }
 
-  void ObserveTiming(const Timing& timing) {
-    queue_.Observe(static_cast<double>(timing.queue_us) * 1e-6);
-    upload_.Observe(static_cast<double>(timing.upload_us) * 1e-6);
-    run_.Observe(static_cast<double>(timing.run_us) * 1e-6);
-    download_.Observe(static_cast<double>(timing.download_us) * 1e-6);
-    total_.Observe(static_cast<double>(timing.total_us) * 1e-6);
+  void CountRefusal(Refusal refusal) {
+    refusals_.Add(static_cast<size_t>(refusal), 1, [&] {
+      return prometheus::Labels{{"reason", RefusalName(refusal)}};
+    });
   }
 
-  void ObserveBatch(int64_t requests) { batch_requests_.Observe(static_cast<double>(requests)); }
+  void ObserveTiming(const Timing& timing, int priority) {
+    const StageSet& set = stage_sets_[PriorityClass(priority)];
+    size_t stage = 0;
+    for (const int64_t us :
+         {timing.queue_us, timing.upload_us, timing.run_us, timing.download_us, timing.total_us}) {
+      set[stage++]->Observe(static_cast<double>(us) * 1e-6);
+    }
+  }
+
+  void ObserveBatch(const BatchFacts& batch) {
+    batch_requests_.Observe(static_cast<double>(batch.requests));
+    batch_fill_.Observe(batch.fill);
+    if (batch.actual_s > 0) predicted_.Observe(batch.predicted_s / batch.actual_s);
+  }
 
   void ObserveKernel(absl::string_view kernel, double run_seconds) {
-    kernels_.Add({{"kernel", KernelLabel(kernel)}}, KernelBuckets()).Observe(run_seconds);
+    KernelHistogram(kernel).Observe(run_seconds);
   }
 
   void SetBuildInfo(absl::string_view version, absl::string_view backend) {
@@ -204,54 +219,93 @@ class Metrics::Impl {
     std::function<Counts()> values;
   };
 
-  static void CountBytes(prometheus::Family<prometheus::Counter>& family, const char* transport,
-                         int64_t bytes) {
-    family.Add({{"transport", transport}}).Increment(static_cast<double>(bytes));
+  using CounterFamily = prometheus::Family<prometheus::Counter>;
+  using HistogramFamily = prometheus::Family<prometheus::Histogram>;
+  using StageSet = std::array<prometheus::Histogram*, 5>;
+  using ByTransport = CounterCells<std::size(kTransports)>;
+
+  static void CountByTransport(ByTransport& cells, const char* transport, int64_t by) {
+    const size_t cell = TransportIndex(transport);
+    cells.Add(cell, static_cast<double>(by), [&] {
+      return prometheus::Labels{{"transport", kTransports[cell]}};
+    });
   }
 
+  CounterFamily& NewCounters(const char* name, const char* help) {
+    return MakeFamily(prometheus::BuildCounter(), registry_, name, help);
+  }
   prometheus::Counter& Counter(const char* name, const char* help) {
-    return MakeFamily(prometheus::BuildCounter(), registry_, name, help).Add({});
+    return NewCounters(name, help).Add({});
+  }
+  HistogramFamily& Histograms(const char* name, const char* help) {
+    return MakeFamily(prometheus::BuildHistogram(), registry_, name, help);
   }
 
-  prometheus::Histogram& StageHistogram(const char* stage) {
-    return stages_.Add({{"stage", stage}}, StageBuckets());
-  }
-
-  std::string KernelLabel(absl::string_view kernel) {
-    if (!IsKernelName(kernel)) return "other";
-    std::string name(kernel);
+  prometheus::Histogram& KernelHistogram(absl::string_view kernel) {
     MutexLock lock(mutex_);
-    if (kernel_names_.count(name) != 0) return name;
-    if (static_cast<int64_t>(kernel_names_.size()) >= kMaxKernelNames) return "other";
-    kernel_names_.insert(name);
-    return name;
+    auto found = kernel_histograms_.find(kernel);
+    if (found == kernel_histograms_.end()) {
+      const bool is_own =
+          IsKernelName(kernel) && static_cast<int64_t>(kernel_histograms_.size()) < kMaxKernelNames;
+      const std::string name = is_own ? std::string(kernel) : "other";
+      prometheus::Histogram& histogram = kernels_.Add({{"kernel", name}}, kKernelBuckets);
+      if (!is_own) return histogram;
+      found = kernel_histograms_.emplace(name, &histogram).first;
+    }
+    return *found->second;
   }
 
   prometheus::Registry registry_;
   prometheus::Counter& received_;
-  prometheus::Family<prometheus::Counter>& received_bytes_;
-  prometheus::Family<prometheus::Counter>& sent_bytes_;
+  ByTransport received_bytes_;
+  ByTransport sent_bytes_;
   prometheus::Counter& pushbacks_;
-  prometheus::Family<prometheus::Counter>& calls_;
-  prometheus::Family<prometheus::Counter>& finished_;
-  prometheus::Family<prometheus::Histogram>& stages_;
-  prometheus::Family<prometheus::Histogram>& kernels_;
-  prometheus::Histogram& queue_;
-  prometheus::Histogram& upload_;
-  prometheus::Histogram& run_;
-  prometheus::Histogram& download_;
-  prometheus::Histogram& total_;
+  CounterCells<kRefusals> refusals_;
+  ByTransport calls_;
+  CounterCells<kCodes * kStages> finished_;
+  HistogramFamily& stages_;
+  std::vector<StageSet> stage_sets_;  // by class of priority
+  HistogramFamily& kernels_;
   prometheus::Histogram& batch_requests_;
+  prometheus::Histogram& batch_fill_;
+  prometheus::Histogram& predicted_;
   std::atomic<int64_t> received_calls_{0};
   std::atomic<int64_t> finished_calls_{0};
 
   Mutex mutex_;
   std::map<std::string, Gauge> gauges_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Counters> counters_ ABSL_GUARDED_BY(mutex_);
-  std::set<std::string> kernel_names_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, prometheus::Histogram*, std::less<>> kernel_histograms_
+      ABSL_GUARDED_BY(mutex_);
   std::string version_ ABSL_GUARDED_BY(mutex_);
   std::string backend_ ABSL_GUARDED_BY(mutex_);
 };
+
+const char* RefusalName(Refusal refusal) {
+  switch (refusal) {
+    case Refusal::kQueueRequests:
+      return "queue_requests";
+    case Refusal::kQueueBytes:
+      return "queue_bytes";
+    case Refusal::kQueueTime:
+      return "queue_time";
+    case Refusal::kTenantRequests:
+      return "tenant_requests";
+    case Refusal::kTenantBytes:
+      return "tenant_bytes";
+    case Refusal::kTenantTime:
+      return "tenant_time";
+    case Refusal::kTooLarge:
+      return "too_large";
+    case Refusal::kHopeless:
+      return "hopeless";
+    case Refusal::kExpired:
+      return "expired";
+    case Refusal::kDraining:
+      return "draining";
+  }
+  return "?";
+}
 
 Metrics::Metrics() : impl_(std::make_unique<Impl>()) {}
 Metrics::~Metrics() = default;
@@ -270,8 +324,11 @@ void Metrics::CountSent(const char* transport, int64_t payload_bytes) {
   impl_->CountSent(transport, payload_bytes);
 }
 void Metrics::CountPushback() { impl_->CountPushback(); }
-void Metrics::ObserveTiming(const Timing& timing) { impl_->ObserveTiming(timing); }
-void Metrics::ObserveBatch(int64_t requests) { impl_->ObserveBatch(requests); }
+void Metrics::CountRefusal(Refusal refusal) { impl_->CountRefusal(refusal); }
+void Metrics::ObserveTiming(const Timing& timing, int priority) {
+  impl_->ObserveTiming(timing, priority);
+}
+void Metrics::ObserveBatch(const BatchFacts& batch) { impl_->ObserveBatch(batch); }
 void Metrics::ObserveKernel(absl::string_view kernel, double run_seconds) {
   impl_->ObserveKernel(kernel, run_seconds);
 }

@@ -4,8 +4,6 @@
 #include <cassert>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-
 namespace attnd::server {
 namespace {
 
@@ -15,41 +13,57 @@ int StartLevel(int priority) {
 
 int64_t BytesOf(const Request& request) { return request.payload_bytes() + request.answer_bytes(); }
 
+double ToSeconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
 }  // namespace
 
-BatchQueue::BatchQueue(const SchedulerOptions& options) : options_(options) {
+BatchQueue::BatchQueue(const SchedulerOptions& options)
+    : options_(options), max_batch_time_(MaxBatchTime(options)) {
   assert(options.max_queue_requests > 0 && options.max_queue_bytes > 0);
   assert(options.max_batch_problems > 0 && options.max_batch_bytes > 0);
-  assert(options.max_batch_delay_us >= 0);
+  assert(options.max_batch_delay_us >= 0 && options.max_queue_ms >= 0 && options.max_slice_us >= 0);
+  SetTenants({TenantSpec()});
 }
 
-absl::Status BatchQueue::Admit(const Job& job, TimePoint now) const {
-  const int64_t bytes = job.request().held_bytes();
-  if (job.cancelled()) return absl::CancelledError("the caller cancelled");
-  if (job.request().deadline <= now) {
-    return absl::DeadlineExceededError("the deadline had passed before the request was queued");
+void BatchQueue::SetTenants(const std::vector<TenantSpec>& tenants) {
+  auto before = std::exchange(tenants_, {});
+  for (const TenantSpec& spec : tenants) {
+    std::unique_ptr<Tenant> tenant = std::move(before[spec.name]);
+    if (tenant == nullptr) tenant = std::make_unique<Tenant>();
+    tenant->spec = spec;
+    tenants_[spec.name] = std::move(tenant);
   }
-  if (bytes > options_.max_queue_bytes) {
-    absl::Status status = absl::ResourceExhaustedError(
-        absl::StrCat("payload and answer of ", bytes, " bytes are over max_queue_bytes ",
-                     options_.max_queue_bytes));
-    SetRetryPushbackMs(status, -1);
-    return status;
+  default_tenant_ = tenants_.at(kDefaultTenant).get();
+  FillInBounds();
+  // A new tenant's requests waited with the default one's, and go on waiting there.
+  for (auto& [name, tenant] : before) {
+    while (tenant != nullptr && !tenant->order.empty()) {
+      Entry* const entry = *tenant->order.begin();
+      tenant->order.erase(entry);
+      GiveTo(*default_tenant_, entry);
+    }
   }
-  if (requests() >= options_.max_queue_requests) {
-    return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", requests(),
-                                                     " requests wait, max_queue_requests is ",
-                                                     options_.max_queue_requests));
-  }
-  if (bytes > options_.max_queue_bytes - held_bytes_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the queue is full: ", held_bytes_, " bytes wait and this request has ", bytes,
-                     ", max_queue_bytes is ", options_.max_queue_bytes));
-  }
-  return absl::OkStatus();
 }
 
-void BatchQueue::Insert(JobPtr job, int64_t sequence) {
+BatchQueue::Tenant& BatchQueue::TenantOf(const Request& request) const {
+  if (tenants_.size() == 1) return *default_tenant_;
+  const auto found = tenants_.find(request.caller.tenant);
+  return found == tenants_.end() ? *default_tenant_ : *found->second;
+}
+
+void BatchQueue::Charge(Tenant& tenant, const Job& job, int sign) {
+  tenant.start_s += sign * ToSeconds(job.predicted()) / static_cast<double>(tenant.spec.weight);
+  tenant.handed_out += sign * job.predicted();
+}
+
+void BatchQueue::GiveTo(Tenant& tenant, Entry* entry) {
+  entry->tenant = &tenant;
+  tenant.order.insert(entry);
+  tenant.held_bytes += entry->job->request().held_bytes();
+  tenant.predicted += entry->job->predicted();
+}
+
+BatchQueue::Entry* BatchQueue::Insert(JobPtr job, int64_t sequence) {
   const Request& request = job->request();
   const auto [place, added] = entries_.try_emplace(job.get());
   assert(added);
@@ -64,24 +78,38 @@ void BatchQueue::Insert(JobPtr job, int64_t sequence) {
   entry->rises_at = request.arrival + kAgeStep;
   bytes_ += entry->bytes;
   held_bytes_ += request.held_bytes();
-  order_.insert(entry);
+  predicted_ += entry->job->predicted();
+  GiveTo(TenantOf(request), entry);
   arrivals_.insert(entry);
   rises_.insert(entry);
   if (request.deadline != kNever) deadlines_.insert(entry);
+  return entry;
+}
+
+void BatchQueue::Add(JobPtr job) {
+  Tenant& tenant = TenantOf(job->request());
+  if (tenant.order.empty()) tenant.start_s = std::max(tenant.start_s, virtual_s_);
+  Insert(std::move(job), ++last_sequence_);
 }
 
 void BatchQueue::AddBack(const std::vector<JobPtr>& jobs) {
-  for (auto job = jobs.rbegin(); job != jobs.rend(); ++job) Insert(*job, --first_sequence_);
+  for (auto job = jobs.rbegin(); job != jobs.rend(); ++job) {
+    const Entry* const entry = Insert(*job, --first_sequence_);
+    Charge(*entry->tenant, *entry->job, -1);
+  }
 }
 
 JobPtr BatchQueue::Extract(Entry* entry) {
-  order_.erase(entry);
+  Tenant& tenant = *entry->tenant;
+  tenant.order.erase(entry);
   arrivals_.erase(entry);
   rises_.erase(entry);
   deadlines_.erase(entry);
   bytes_ -= entry->bytes;
-  held_bytes_ -= entry->job->request().held_bytes();
   JobPtr job = std::move(entry->job);
+  for (int64_t* const bytes : {&held_bytes_, &tenant.held_bytes})
+    *bytes -= job->request().held_bytes();
+  for (Duration* const predicted : {&predicted_, &tenant.predicted}) *predicted -= job->predicted();
   entries_.erase(job.get());
   return job;
 }
@@ -100,13 +128,14 @@ std::vector<JobPtr> BatchQueue::TakeExpired(TimePoint now) {
 std::vector<JobPtr> BatchQueue::TakeAll() {
   std::vector<JobPtr> all;
   all.reserve(entries_.size());
-  while (!order_.empty()) all.push_back(Extract(*order_.begin()));
+  while (!empty()) all.push_back(Extract(*arrivals_.begin()));
   return all;
 }
 
 TimePoint BatchQueue::BatchDue() const {
   if (empty()) return kNever;
-  if (requests() >= options_.max_batch_problems || bytes_ >= options_.max_batch_bytes) {
+  if (requests() >= options_.max_batch_problems || bytes_ >= options_.max_batch_bytes ||
+      predicted_ >= max_batch_time_) {
     return TimePoint::min();
   }
   return (*arrivals_.begin())->arrival + microseconds(options_.max_batch_delay_us);
@@ -115,7 +144,8 @@ TimePoint BatchQueue::BatchDue() const {
 void BatchQueue::Age(TimePoint now) {
   while (!rises_.empty() && (*rises_.begin())->rises_at <= now) {
     Entry* const entry = *rises_.begin();
-    order_.erase(entry);
+    std::set<Entry*, InOrder>& order = entry->tenant->order;
+    order.erase(entry);
     rises_.erase(entry);
     --entry->level;
     if (entry->level > 0) {
@@ -125,21 +155,44 @@ void BatchQueue::Age(TimePoint now) {
       entry->rises_at = kNever;
       entry->deadline = TimePoint::min();
     }
-    order_.insert(entry);
+    order.insert(entry);
   }
+}
+
+BatchQueue::Tenant& BatchQueue::NextTenant() {
+  Tenant* next = nullptr;
+  for (auto& [name, tenant] : tenants_) {
+    if (tenant->order.empty()) continue;
+    if (next == nullptr || tenant->start_s < next->start_s) next = tenant.get();
+  }
+  return *next;
 }
 
 std::vector<JobPtr> BatchQueue::TakeBatch(TimePoint now) {
   Age(now);
   std::vector<JobPtr> jobs;
   int64_t batch_bytes = 0;
-  while (!order_.empty() && static_cast<int64_t>(jobs.size()) < options_.max_batch_problems) {
-    Entry* const entry = *order_.begin();
-    if (!jobs.empty() && entry->bytes > options_.max_batch_bytes - batch_bytes) break;
+  Duration predicted{};
+  while (!empty() && static_cast<int64_t>(jobs.size()) < options_.max_batch_problems) {
+    Tenant& tenant = NextTenant();
+    Entry* const entry = *tenant.order.begin();
     batch_bytes += entry->bytes;
+    predicted += entry->job->predicted();
+    const bool fits = batch_bytes <= options_.max_batch_bytes && predicted <= max_batch_time_;
+    if (!jobs.empty() && !fits) break;
+    virtual_s_ = std::max(virtual_s_, tenant.start_s);
+    Charge(tenant, *entry->job, 1);
     jobs.push_back(Extract(entry));
   }
   return jobs;
+}
+
+std::vector<TenantFacts> BatchQueue::tenants() const {
+  std::vector<TenantFacts> all;
+  for (const auto& [name, tenant] : tenants_) {
+    all.push_back({name, static_cast<int64_t>(tenant->order.size()), tenant->handed_out});
+  }
+  return all;
 }
 
 TimePoint BatchQueue::EarliestDeadline() const {

@@ -4,15 +4,20 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <set>
+#include <string>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "server/clock.h"
 #include "server/job.h"
 #include "server/scheduler/scheduler.h"
+#include "server/scheduler/tenants.h"
 
 namespace attnd::server {
 
@@ -26,25 +31,46 @@ inline constexpr int kDefaultLevel = 5;
 // priority is served within the patience of most callers.
 inline constexpr std::chrono::seconds kAgeStep{1};
 
-// Order: level, then deadline, then arrival. A request starts at its priority's level and rises by
-// one after each kAgeStep since its arrival; at level 0, above every priority, deadlines no longer
-// count and the order is that of arrival alone. So nobody starves: a request of level n is passed
-// by nothing that arrives n * kAgeStep after it or later (9 s for the lowest priority, 5 s for the
-// default), and from then on waits at most for the requests that arrived before it.
+// Tenants first: start-time fair queueing on predicted device time (Job::predicted). A tenant's
+// virtual time moves on by predicted / weight with each request that is taken; the next request is
+// that of the tenant whose virtual time is the least, of those that have one waiting. A tenant that
+// had nothing waiting starts at the virtual time of the request taken last: it has saved nothing
+// up, and is behind nobody. So
+//   - of the device time that is handed out while it has requests waiting, a tenant gets
+//     weight / (weights of all that have), to within one request of its own and one of each other;
+//   - a tenant that had nothing waiting is in the next batch, whatever others have: it waits for
+//   the
+//     batch that runs and for its own, max_slice_us together, as a batch holds half of that (unless
+//     one request alone takes longer), and max_batch_delay_us.
+//
+// Within a tenant: level, then deadline, then arrival. A request starts at its priority's level and
+// rises by one after each kAgeStep since its arrival; at level 0, above every priority, deadlines
+// no longer count and the order is that of arrival alone. So nobody starves: a request of level n
+// is passed by nothing of its tenant that arrives n * kAgeStep after it or later (9 s for the
+// lowest priority, 5 s for the default), and from then on waits at most for the requests that
+// arrived before it.
+//
+// Admission: bounds on requests, bytes and predicted time, for all and for each tenant; what a
+// tenant's spec leaves open is its weight's share of the bounds for all, so that no tenant fills
+// the queue. Where a tenant has nothing waiting, its bounds on bytes and time do not refuse it.
 //
 // Arrival is Request::arrival; the queue takes `now` wherever time matters and never asks a clock.
-// Adding and removing are O(log n). Not thread-safe.
+// Adding and removing are O(log n), taking O(log n + tenants). Not thread-safe.
 class BatchQueue {
  public:
   explicit BatchQueue(const SchedulerOptions& options);
 
-  // OK if `job` may be added; otherwise as Scheduler::Submit refuses. The pushback of a request
-  // that can never fit is set, that of a full queue is left to the caller.
+  // From now on these are the tenants, one of them the default one; requests of others are its.
+  // What waits stays, with its new tenant; what is over new bounds too.
+  void SetTenants(const std::vector<TenantSpec>& tenants);
+
+  // OK if `job` may be added; otherwise as Scheduler::Submit refuses.
   absl::Status Admit(const Job& job, TimePoint now) const;
 
-  // Adds a job, behind its equals. It must not be in the queue already.
-  void Add(JobPtr job) { Insert(std::move(job), ++last_sequence_); }
-  // Adds jobs that had been taken, in the order in which they were, ahead of their equals.
+  // Adds a job, behind its equals. It must not be in the queue already, and must be predicted.
+  void Add(JobPtr job);
+  // Adds jobs that had been taken, in the order in which they were, ahead of their equals, and as
+  // if they had never been taken.
   void AddBack(const std::vector<JobPtr>& jobs);
 
   // Null if it is not in the queue.
@@ -57,7 +83,8 @@ class BatchQueue {
   // kNever if the queue is empty. Moves only when something is added or taken.
   TimePoint BatchDue() const;
   // The next batch: up to max_batch_problems requests in order, up to the first that would take the
-  // batch past max_batch_bytes. Never passes a request over for a smaller one.
+  // batch past max_batch_bytes or half of max_slice_us. Never passes a request over for a smaller
+  // one.
   std::vector<JobPtr> TakeBatch(TimePoint now);
 
   // kNever if no request has one.
@@ -66,10 +93,16 @@ class BatchQueue {
   int64_t requests() const { return static_cast<int64_t>(entries_.size()); }
   // Request::held_bytes of all, which the limits are about.
   int64_t bytes() const { return held_bytes_; }
+  // Of all.
+  Duration predicted() const { return predicted_; }
+  // By tenant: predicted device time that was handed out; what waits.
+  std::vector<TenantFacts> tenants() const;
 
  private:
+  struct Tenant;
   struct Entry {
     JobPtr job;
+    Tenant* tenant = nullptr;
     int64_t bytes = 0;
     TimePoint arrival;
     int64_t sequence = 0;  // unique; breaks every tie
@@ -100,20 +133,50 @@ class BatchQueue {
     }
   };
 
-  void Insert(JobPtr job, int64_t sequence);
+  struct Tenant {
+    TenantSpec spec;
+    // Bounds, with what the spec leaves open filled in.
+    int64_t max_requests = 0;
+    int64_t max_bytes = 0;
+    Duration max_predicted{};
+    double start_s = 0;  // virtual time of its next request; earlier ones are over
+    Duration handed_out{};
+    // Of what waits.
+    std::set<Entry*, InOrder> order;
+    int64_t held_bytes = 0;
+    Duration predicted{};
+  };
+
+  Tenant& TenantOf(const Request& request) const;
+  // The one whose turn it is; the queue is not empty.
+  Tenant& NextTenant();
+  absl::Status CheckBounds(const Job& job) const;
+  absl::Status CheckTenantBounds(const Job& job) const;
+  // About how long until what waits before a new request of the tenant's has run.
+  Duration WaitOf(const Tenant& tenant) const;
+  void FillInBounds();
+  // The tenant's virtual time passes a request (sign 1) or is given it back (-1).
+  static void Charge(Tenant& tenant, const Job& job, int sign);
+
+  Entry* Insert(JobPtr job, int64_t sequence);
+  void GiveTo(Tenant& tenant, Entry* entry);
   JobPtr Extract(Entry* entry);
   // Gives every request the level that its waiting has earned.
   void Age(TimePoint now);
 
   const SchedulerOptions options_;
+  const Duration max_batch_time_;
   // Owns the entries; the sets order those of them that they concern.
   std::unordered_map<const Job*, Entry> entries_;
-  std::set<Entry*, InOrder> order_;
   std::set<Entry*, ByArrival> arrivals_;
   std::set<Entry*, ByDeadline> deadlines_;  // those that have one
   std::set<Entry*, ByRise> rises_;          // those above level 0
   int64_t bytes_ = 0;                       // payload and answers, wherever they lie
   int64_t held_bytes_ = 0;                  // of which the server's
+  Duration predicted_{};
+  std::map<std::string, std::unique_ptr<Tenant>> tenants_;  // few: looked through for each request
+  Tenant* default_tenant_ = nullptr;
+  double virtual_s_ = 0;  // start of the request taken last
   int64_t last_sequence_ = 0;
   int64_t first_sequence_ = 0;
 };

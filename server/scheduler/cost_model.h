@@ -31,6 +31,7 @@ class Work {
   Work() = default;
   explicit Work(const Request& request) { Add(request); }
 
+  void Clear() { items_.clear(); }
   void Add(const Request& request);
   void Add(const kernels::AttentionProblem& problem);
 

@@ -5,16 +5,11 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/cord.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/scheduler/batch_queue.h"
-#include "server/scheduler/service_estimate.h"
 
 namespace attnd::server {
 namespace {
-
-constexpr char kRetryPushbackUrl[] = "attnd.v1/grpc-retry-pushback-ms";
 
 void FinishAll(const std::vector<JobPtr>& jobs, const absl::Status& status) {
   for (const JobPtr& job : jobs) job->Finish(status, Stage::kQueue);
@@ -32,7 +27,12 @@ void FinishExpired(const std::vector<JobPtr>& jobs) {
 class Scheduler::Impl {
  public:
   Impl(const SchedulerOptions& options, Clock* clock, Metrics* metrics)
-      : clock_(clock), metrics_(metrics), queue_(options), reaper_([this] { Reap(); }) {}
+      : options_(options),
+        clock_(clock),
+        metrics_(metrics),
+        costs_(options.rates),
+        queue_(options),
+        reaper_([this] { Reap(); }) {}
 
   ~Impl() {
     Stop(absl::UnavailableError("the server is shutting down"));
@@ -45,24 +45,12 @@ class Scheduler::Impl {
   }
 
   absl::Status Submit(JobPtr job) {
-    bool is_due_earlier = false;
-    {
-      MutexLock lock(mutex_);
-      if (!refusal_.ok()) return refusal_;
-      absl::Status status = queue_.Admit(*job, clock_->Now());
-      if (absl::IsResourceExhausted(status) && !RetryPushbackMs(status).has_value()) {
-        SetRetryPushbackMs(status, estimate_.PushbackMs(queue_.requests()));
-        metrics_->CountPushback();
-      }
-      if (!status.ok()) return status;
-      const TimePoint due_before = queue_.BatchDue();
-      queue_.Add(std::move(job));
-      is_due_earlier = queue_.BatchDue() < due_before;
-      WakeReaper();
+    absl::Status status = TryAdd(std::move(job));
+    if (const absl::optional<Refusal> why = RefusalOf(status)) {
+      metrics_->CountRefusal(*why);
+      if (RetryPushbackMs(status).value_or(-1) >= 0) metrics_->CountPushback();
     }
-    // Not under the lock, which the woken thread would have to wait for.
-    if (is_due_earlier) batch_due_.NotifyAll();
-    return absl::OkStatus();
+    return status;
   }
 
   void Requeue(const std::vector<JobPtr>& jobs) {
@@ -76,7 +64,6 @@ class Scheduler::Impl {
         (job->cancelled() ? cancelled : stopped_ ? stopped : kept).push_back(job);
       }
       stop_status = refusal_;
-      estimate_.Discard();
       const TimePoint due_before = queue_.BatchDue();
       queue_.AddBack(kept);
       if (queue_.BatchDue() < due_before) batch_due_.NotifyAll();
@@ -87,10 +74,6 @@ class Scheduler::Impl {
   }
 
   absl::optional<Batch> NextBatch() {
-    {
-      MutexLock lock(mutex_);
-      estimate_.Asked(clock_->Now());
-    }
     for (;;) {
       std::vector<JobPtr> expired;
       {
@@ -120,7 +103,6 @@ class Scheduler::Impl {
       }
       expired = queue_.TakeExpired(now);
       if (IsDue(now)) {
-        estimate_.Asked(now);
         batch = TakeBatch(now);
       }
     }
@@ -170,7 +152,71 @@ class Scheduler::Impl {
     return queue_.bytes();
   }
 
+  Duration queued_time() const {
+    MutexLock lock(mutex_);
+    return queue_.predicted();
+  }
+
+  std::vector<TenantFacts> tenants() const {
+    MutexLock lock(mutex_);
+    return queue_.tenants();
+  }
+
+  void SetTenants(const std::vector<TenantSpec>& tenants) {
+    MutexLock lock(mutex_);
+    queue_.SetTenants(tenants);
+  }
+
+  double FillOf(const std::vector<JobPtr>& jobs) const {
+    double bytes = 0;
+    Duration time{};
+    for (const JobPtr& job : jobs) {
+      bytes += static_cast<double>(job->request().payload_bytes() + job->request().answer_bytes());
+      time += job->predicted();
+    }
+    return std::max(
+        {static_cast<double>(jobs.size()) / static_cast<double>(options_.max_batch_problems),
+         bytes / static_cast<double>(options_.max_batch_bytes),
+         static_cast<double>(time.count()) / static_cast<double>(MaxBatchTime(options_).count())});
+  }
+
+  CostModel& costs() { return costs_; }
+
  private:
+  // Submit, but for counting. What takes time comes before the lock, which every call needs.
+  absl::Status TryAdd(JobPtr job) {
+    const Work work(job->request());
+    const TimePoint now = clock_->Now();
+    job->SetPredicted(costs_.Predict(work));
+    const bool hopeless = costs_.IsHopeless(work, job->request().deadline - now, now);
+    bool is_due_earlier = false;
+    {
+      MutexLock lock(mutex_);
+      if (!refusal_.ok()) {
+        metrics_->CountRefusal(Refusal::kDraining);
+        return refusal_;
+      }
+      if (absl::Status status = queue_.Admit(*job, now); !status.ok()) return status;
+      if (hopeless) return Hopeless(*job, now);
+      const TimePoint due_before = queue_.BatchDue();
+      queue_.Add(std::move(job));
+      is_due_earlier = queue_.BatchDue() < due_before;
+      WakeReaper();
+    }
+    // Not under the lock, which the woken thread would have to wait for.
+    if (is_due_earlier) batch_due_.NotifyAll();
+    return absl::OkStatus();
+  }
+
+  static absl::Status Hopeless(const Job& job, TimePoint now) {
+    absl::Status status = absl::DeadlineExceededError(
+        absl::StrCat("the deadline is in ", ToMicroseconds(job.request().deadline - now),
+                     " us, and the request takes about ", ToMicroseconds(job.predicted()),
+                     " us, even on an idle device"));
+    SetRefusal(status, Refusal::kHopeless);
+    return status;
+  }
+
   // If it means to sleep beyond a deadline. It is not told of deadlines that have gone: to wake
   // once too often at the time of one costs less than to be woken with every request.
   void WakeReaper() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -185,7 +231,6 @@ class Scheduler::Impl {
     Batch batch;
     batch.id = ++last_batch_id_;
     batch.jobs = queue_.TakeBatch(now);
-    estimate_.HandedOut(now, static_cast<int64_t>(batch.jobs.size()));
     return batch;
   }
 
@@ -207,14 +252,15 @@ class Scheduler::Impl {
     }
   }
 
+  const SchedulerOptions options_;
   Clock* const clock_;
   Metrics* const metrics_;
+  CostModel costs_;
 
   mutable Mutex mutex_;
   CondVar batch_due_;         // a batch may be due earlier than it was
   CondVar earlier_deadline_;  // the reaper must wake earlier than it meant to
   BatchQueue queue_ ABSL_GUARDED_BY(mutex_);
-  ServiceEstimate estimate_ ABSL_GUARDED_BY(mutex_);
   absl::Status refusal_ ABSL_GUARDED_BY(mutex_);  // OK: open; else what Submit returns
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
@@ -223,6 +269,11 @@ class Scheduler::Impl {
 
   std::thread reaper_;  // last: starts when the rest is there
 };
+
+Duration MaxBatchTime(const SchedulerOptions& options) {
+  if (options.max_slice_us == 0) return Duration::max();
+  return std::max<Duration>(microseconds(options.max_slice_us) / 2, microseconds(1));
+}
 
 Scheduler::Scheduler(const SchedulerOptions& options, Clock* clock, Metrics* metrics)
     : impl_(std::make_unique<Impl>(options, clock, metrics)) {}
@@ -240,18 +291,10 @@ void Scheduler::Drain() { impl_->Drain(); }
 void Scheduler::Stop(const absl::Status& status) { impl_->Stop(status); }
 int64_t Scheduler::queued_requests() const { return impl_->queued_requests(); }
 int64_t Scheduler::queued_bytes() const { return impl_->queued_bytes(); }
-
-void SetRetryPushbackMs(absl::Status& status, int64_t pushback_ms) {
-  status.SetPayload(kRetryPushbackUrl, absl::Cord(absl::StrCat(pushback_ms)));
-}
-
-absl::optional<int64_t> RetryPushbackMs(const absl::Status& status) {
-  const absl::optional<absl::Cord> payload = status.GetPayload(kRetryPushbackUrl);
-  int64_t pushback_ms = 0;
-  if (!payload.has_value() || !absl::SimpleAtoi(std::string(*payload), &pushback_ms)) {
-    return absl::nullopt;
-  }
-  return pushback_ms;
-}
+Duration Scheduler::queued_time() const { return impl_->queued_time(); }
+std::vector<TenantFacts> Scheduler::tenants() const { return impl_->tenants(); }
+void Scheduler::SetTenants(const std::vector<TenantSpec>& tenants) { impl_->SetTenants(tenants); }
+double Scheduler::FillOf(const std::vector<JobPtr>& jobs) const { return impl_->FillOf(jobs); }
+CostModel& Scheduler::costs() { return impl_->costs(); }
 
 }  // namespace attnd::server

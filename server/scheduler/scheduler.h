@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -11,6 +12,9 @@
 #include "server/clock.h"
 #include "server/job.h"
 #include "server/metrics/metrics.h"
+#include "server/scheduler/cost_model.h"
+#include "server/scheduler/refusal.h"
+#include "server/scheduler/tenants.h"
 
 namespace attnd::server {
 
@@ -26,6 +30,25 @@ struct SchedulerOptions {
   int64_t max_batch_bytes = int64_t{256} << 20;
   // ... or when its oldest request has waited this long; 0: as soon as an executor asks.
   int64_t max_batch_delay_us = 0;
+  // ... or before the request that would take its predicted device time past half of this (a longer
+  // one runs alone): a new request then waits no longer than this for the batch that runs and for
+  // those that run with it. 0: no bound.
+  int64_t max_slice_us = 20'000;
+  // Predicted device time that may wait; beyond, Submit refuses, but never a request that would
+  // wait alone. 0: no bound.
+  int64_t max_queue_ms = 0;
+  // Where the predictions start: the device's kind.
+  CostRates rates = CpuRates(1);
+};
+
+// What max_slice_us leaves for a batch.
+Duration MaxBatchTime(const SchedulerOptions& options);
+
+// For metrics.
+struct TenantFacts {
+  std::string name;
+  int64_t requests = 0;   // that wait
+  Duration handed_out{};  // predicted device time, since the start
 };
 
 struct Batch {
@@ -37,20 +60,25 @@ struct Batch {
 // batch, cancelled, or past its deadline, whichever comes first. BatchQueue (batch_queue.h) is the
 // rule by which requests are ordered, aged, refused and batched.
 //
+// Requests are predicted as they come (cost_model.h): a request whose deadline even an idle device
+// could not meet is refused at once, batches are cut by predicted time, tenants share it, and
+// refused callers are told how much of it waits.
+//
 // A batch closes when an executor asks for one and the queue can fill it, or the oldest request has
 // waited max_batch_delay_us since its arrival (an arrival during a running batch neither waits for
 // that batch's end nor restarts the delay), or the scheduler drains; a request larger than the
 // limits of a batch runs alone.
 //
-// Refused: RESOURCE_EXHAUSTED when the queue is full (naming the limit; the status carries a retry
-// pushback, see below: 1..1000 ms, about when the queue will have run, or -1 for a request that can
-// never fit), DEADLINE_EXCEEDED when its deadline has passed, CANCELLED when RequestCancel came
-// first, UNAVAILABLE after Drain() or Stop(). Expired in the queue: finished with DEADLINE_EXCEEDED
-// at its deadline, whether an executor is busy or not, by a thread of the scheduler. Cancelled:
-// finished with CANCELLED at once. A refused job is not finished: its owner does that.
+// Refused: RESOURCE_EXHAUSTED when the queue, or the tenant's share of it, is full (naming the
+// bound; the status carries a retry pushback, refusal.h: the predicted wait, or -1 for a request
+// that can never fit), DEADLINE_EXCEEDED when its deadline has passed or cannot be met, CANCELLED
+// when RequestCancel came first, UNAVAILABLE after Drain() or Stop(). Expired in the queue:
+// finished with DEADLINE_EXCEEDED at its deadline, whether an executor is busy or not, by a thread
+// of the scheduler. Cancelled: finished with CANCELLED at once. A refused job is not finished: its
+// owner does that.
 //
-// Counts refusals with a pushback >= 0 (Metrics::CountPushback); how calls finish is counted by
-// their owner.
+// Counts refusals, and those with a pushback >= 0 (Metrics::CountRefusal, CountPushback); how calls
+// finish is counted by their owner.
 //
 // Thread-safe. Jobs are finished with no lock held.
 class Scheduler {
@@ -86,18 +114,23 @@ class Scheduler {
   // Submits return. Executors stop after what they hold. Only the first Stop counts.
   void Stop(const absl::Status& status);
 
+  // As BatchQueue::SetTenants; no call is dropped.
+  void SetTenants(const std::vector<TenantSpec>& tenants);
+
+  // How near a batch with these jobs is to its nearest limit: 1 is full.
+  double FillOf(const std::vector<JobPtr>& jobs) const;
+  // Executors tell it what batches took.
+  CostModel& costs();
+
   int64_t queued_requests() const;
   int64_t queued_bytes() const;
+  Duration queued_time() const;
+  std::vector<TenantFacts> tenants() const;
 
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-// Status payload that carries when to try again, in milliseconds; negative: never. The service
-// turns it into the trailer grpc-retry-pushback-ms.
-void SetRetryPushbackMs(absl::Status& status, int64_t pushback_ms);
-absl::optional<int64_t> RetryPushbackMs(const absl::Status& status);
 
 }  // namespace attnd::server
 

@@ -227,7 +227,7 @@ void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage s
     return End(gone ? WhyGone() : answer.status(), stage);
   }
   answer->timing.total_us = ToMicroseconds(parts_.clock->Now() - request.arrival);
-  parts_.metrics->ObserveTiming(answer->timing);
+  parts_.metrics->ObserveTiming(answer->timing, request.priority);
   parts_.metrics->CountSent(transport(), request.output.sent_bytes());
   if (request.leases != nullptr) {
     parts_.metrics->CountRegionBytes(request.leased_input_bytes,

@@ -102,7 +102,7 @@ TEST_F(ExecutorTest, AnswersCarryTheirTimesAndTheirBatch) {
   DrainExecutor();
   const std::string text = metrics_.Serialize();
   EXPECT_THAT(text, HasSubstr("attnd_batch_requests_bucket{le=\"2\"} 1\n"));
-  EXPECT_THAT(text, HasSubstr("attnd_stage_seconds_count{stage=\"total\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_predicted_over_actual_ratio_count 1\n"));
   EXPECT_THAT(text, HasSubstr("attnd_kernel_run_seconds_count{kernel="
                               "\"attn_fwd_f32_d64_full_fake\"} 1\n"));
 }

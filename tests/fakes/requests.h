@@ -23,12 +23,15 @@ struct RequestSpec {
   server::TimePoint deadline = server::kNever;
   int64_t answer_bytes = 64;
   int64_t lse_bytes = 0;
+  std::string tenant = "default";
+  server::Duration predicted{};  // as the scheduler would set it; it does so itself
 };
 
 // A request without problems or payload: what the queue and the executor look at.
 inline std::unique_ptr<server::Request> MakeRequest(const RequestSpec& spec) {
   auto request = std::make_unique<server::Request>();
   request->request_id = spec.id;
+  request->caller.tenant = spec.tenant;
   request->priority = spec.priority;
   request->arrival = spec.arrival;
   request->deadline = spec.deadline;
@@ -90,7 +93,9 @@ class Probe {
               if (answer.ok()) ending->answer = *std::move(answer);
               ending->ended.NotifyAll();
             })) {}
-  explicit Probe(const RequestSpec& spec) : Probe(MakeRequest(spec)) {}
+  explicit Probe(const RequestSpec& spec) : Probe(MakeRequest(spec)) {
+    job_->SetPredicted(spec.predicted);
+  }
 
   const server::JobPtr& job() const { return job_; }
   // Leaves the job to whoever else holds it.

@@ -58,8 +58,13 @@ void FillWithEverything(Metrics& metrics) {
   metrics.CountReceived("unary", 1);
   metrics.CountSent("unary", 1);
   metrics.CountPushback();
-  metrics.ObserveBatch(3);
-  metrics.ObserveTiming({1, 2, 3, 4, 5});
+  for (int reason = 0; reason < kRefusals; ++reason) {
+    metrics.CountRefusal(static_cast<Refusal>(reason));
+  }
+  metrics.ObserveBatch({.requests = 3, .fill = 0.5, .predicted_s = 1, .actual_s = 2});
+  for (int priority = -3; priority < 20; ++priority) {
+    metrics.ObserveTiming({1, 2, 3, 4, 5}, priority);
+  }
 }
 
 TEST(Metrics, CountsAndTotals) {
@@ -99,15 +104,25 @@ TEST(Metrics, S48MalformedRequestsAreCounted) {
 TEST(Metrics, HistogramsAreInSeconds) {
   Metrics metrics;
   metrics.ObserveTiming(
-      {.queue_us = 15, .upload_us = 0, .run_us = 1500000, .download_us = 0, .total_us = 1500015});
-  metrics.ObserveBatch(3);
+      {.queue_us = 15, .upload_us = 0, .run_us = 1500000, .download_us = 0, .total_us = 1500015},
+      0);
+  metrics.ObserveBatch({.requests = 3, .fill = 0.6, .predicted_s = 0.3, .actual_s = 0.1});
   metrics.ObserveKernel("attn_fwd_bf16_d64_causal_avx512", 0.25);
   const std::string text = metrics.Serialize();
-  EXPECT_THAT(text, HasSubstr("attnd_stage_seconds_sum{stage=\"run\"} 1.5\n"));
-  EXPECT_THAT(text, HasSubstr("attnd_stage_seconds_bucket{stage=\"run\",le=\"1\"} 0\n"));
-  EXPECT_THAT(text, HasSubstr("attnd_stage_seconds_bucket{stage=\"run\",le=\"2\"} 1\n"));
-  EXPECT_THAT(text, HasSubstr("attnd_stage_seconds_count{stage=\"total\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_stage_seconds_sum{priority=\"default\",stage=\"run\"} 1.5\n"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("attnd_stage_seconds_bucket{priority=\"default\",stage=\"run\",le=\"1\"} 0\n"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("attnd_stage_seconds_bucket{priority=\"default\",stage=\"run\",le=\"2\"} 1\n"));
+  EXPECT_THAT(text,
+              HasSubstr("attnd_stage_seconds_count{priority=\"default\",stage=\"total\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("attnd_batch_requests_bucket{le=\"4\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_batch_fill_ratio_bucket{le=\"0.5\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_batch_fill_ratio_bucket{le=\"0.75\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_predicted_over_actual_ratio_bucket{le=\"2\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_predicted_over_actual_ratio_bucket{le=\"4\"} 1\n"));
   EXPECT_THAT(text, HasSubstr("attnd_kernel_run_seconds_sum{kernel="
                               "\"attn_fwd_bf16_d64_causal_avx512\"} 0.25\n"));
 }
@@ -139,6 +154,30 @@ TEST(Metrics, AtMost2000SeriesWhateverHappens) {
   EXPECT_LE(series.size(), 2000u);
   EXPECT_GT(series.size(), 1000u) << "this test no longer fills the metrics";
   EXPECT_EQ(std::set<std::string>(series.begin(), series.end()).size(), series.size());
+}
+
+TEST(Metrics, TimesAreByClassOfPriority) {
+  Metrics metrics;
+  for (const int priority : {0, 1, 3, 4, 5, 9}) metrics.ObserveTiming({1, 2, 3, 4, 5}, priority);
+  const std::string text = metrics.Serialize();
+  const auto count = [](const char* priority, int n) {
+    return HasSubstr(std::string("attnd_stage_seconds_count{priority=\"") + priority +
+                     "\",stage=\"queue\"} " + std::to_string(n) + "\n");
+  };
+  EXPECT_THAT(text, count("high", 2));
+  EXPECT_THAT(text, count("default", 3)) << "0 is the default";
+  EXPECT_THAT(text, count("low", 1));
+}
+
+TEST(Metrics, RefusalsAreByReason) {
+  Metrics metrics;
+  EXPECT_THAT(metrics.Serialize(), Not(HasSubstr("attnd_refusals_total{")));
+  metrics.CountRefusal(Refusal::kHopeless);
+  metrics.CountRefusal(Refusal::kHopeless);
+  metrics.CountRefusal(Refusal::kTenantBytes);
+  const std::string text = metrics.Serialize();
+  EXPECT_THAT(text, HasSubstr("attnd_refusals_total{reason=\"hopeless\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr("attnd_refusals_total{reason=\"tenant_bytes\"} 1\n"));
 }
 
 TEST(Metrics, GaugesAreReadWhenScraped) {
@@ -202,7 +241,7 @@ TEST(Metrics, TheTextIsWellFormed) {
     std::strtod(line.c_str() + line.rfind(' '), &end);
     EXPECT_EQ(*end, '\0') << line;
   }
-  EXPECT_EQ(seen.size(), 17u);
+  EXPECT_EQ(seen.size(), 20u);
 }
 
 // Prometheus' own linter, where there is one.
@@ -231,7 +270,7 @@ TEST(Metrics, ThreadsCountWhileOthersScrape) {
         metrics.CountReceived("unary", 1);
         metrics.CountFinished(absl::StatusCode::kOk, kStages[i % 6]);
         metrics.ObserveKernel("kernel_" + std::to_string(i % 300), 1e-3);
-        metrics.ObserveTiming({1, 2, 3, 4, 5});
+        metrics.ObserveTiming({1, 2, 3, 4, 5}, 0);
         if (i % 500 == 0) metrics.Serialize();
       }
     });
@@ -239,7 +278,8 @@ TEST(Metrics, ThreadsCountWhileOthersScrape) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(metrics.received(), kThreads * kCalls);
   EXPECT_EQ(metrics.finished(), kThreads * kCalls);
-  EXPECT_THAT(metrics.Serialize(), HasSubstr("attnd_stage_seconds_count{stage=\"run\"} 8000\n"));
+  EXPECT_THAT(metrics.Serialize(),
+              HasSubstr("attnd_stage_seconds_count{priority=\"default\",stage=\"run\"} 8000\n"));
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "server/scheduler/service_estimate.h"
 #include "tests/fakes/requests.h"
 
 namespace attnd::server {
@@ -103,6 +102,23 @@ TEST_F(BatchQueueTest, ABatchClosesByBytesAndPassesNobodyOver) {
   queue.Add(MakeJob({.id = "small", .arrival = t0_, .answer_bytes = 10}));
   EXPECT_THAT(TakeIds(queue, t0_), ElementsAre("a")) << "small fits, but may not pass b";
   EXPECT_THAT(TakeIds(queue, t0_), ElementsAre("b", "small"));
+}
+
+TEST_F(BatchQueueTest, ABatchClosesByPredictedTimeAndALongerRequestRunsAlone) {
+  BatchQueue queue({.max_batch_delay_us = 1000, .max_slice_us = 200});
+  queue.Add(MakeJob({.id = "a", .arrival = t0_, .predicted = microseconds(60)}));
+  EXPECT_GT(queue.BatchDue(), t0_);
+  queue.Add(MakeJob({.id = "b", .arrival = t0_, .predicted = microseconds(40)}));
+  EXPECT_LE(queue.BatchDue(), t0_);
+  queue.Add(MakeJob({.id = "c", .arrival = t0_, .predicted = microseconds(1)}));
+  queue.Add(MakeJob({.id = "long", .arrival = t0_, .predicted = seconds(1)}));
+  queue.Add(MakeJob({.id = "d", .arrival = t0_, .predicted = microseconds(1)}));
+  EXPECT_EQ(queue.predicted(), seconds(1) + microseconds(102));
+  EXPECT_THAT(TakeIds(queue, t0_), ElementsAre("a", "b"));
+  EXPECT_THAT(TakeIds(queue, t0_), ElementsAre("c"));
+  EXPECT_THAT(TakeIds(queue, t0_), ElementsAre("long"));
+  EXPECT_THAT(TakeIds(queue, t0_), ElementsAre("d"));
+  EXPECT_EQ(queue.predicted(), Duration::zero());
 }
 
 TEST_F(BatchQueueTest, BytesAreThoseOfPayloadAndAnswer) {
@@ -229,6 +245,29 @@ TEST_F(BatchQueueTest, AFullQueueNamesTheLimitAndBothValues) {
   queue.TakeAll();
 }
 
+TEST_F(BatchQueueTest, PredictedTimeIsBoundedAndIsThePushback) {
+  BatchQueue queue({.max_queue_ms = 100});
+  const JobPtr vast = MakeJob({.arrival = t0_, .predicted = seconds(1)});
+  EXPECT_TRUE(queue.Admit(*vast, t0_).ok()) << "it would wait alone";
+  queue.Add(MakeJob({.arrival = t0_, .predicted = milliseconds(70)}));
+  EXPECT_TRUE(queue.Admit(*MakeJob({.predicted = milliseconds(30)}), t0_).ok());
+  const absl::Status full = queue.Admit(*MakeJob({.predicted = milliseconds(31)}), t0_);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(
+      std::string(full.message()),
+      "the queue is full: 70000 us of device time wait and this request takes about 31000 us, "
+      "max_queue_ms is 100");
+  EXPECT_EQ(RetryPushbackMs(full).value_or(0), 70);
+  EXPECT_EQ(RefusalOf(full), Refusal::kQueueTime);
+  queue.TakeAll();
+}
+
+TEST(Pushback, IsFromOneMillisecondToAMinute) {
+  EXPECT_EQ(ToPushbackMs(Duration::zero()), 1);
+  EXPECT_EQ(ToPushbackMs(microseconds(2001)), 3);
+  EXPECT_EQ(ToPushbackMs(std::chrono::hours(1)), 60'000);
+}
+
 TEST_F(BatchQueueTest, WhatLiesInRegionsTakesNoneOfTheQueuesBytesButItsShareOfABatch) {
   BatchQueue queue({.max_queue_bytes = 100, .max_batch_bytes = 1000});
   unsigned char place = 0;
@@ -289,27 +328,6 @@ TEST_F(BatchQueueTest, JobsPutBackStandWhereTheyStood) {
   queue.AddBack(taken);
   EXPECT_THAT(TakeIds(queue, t0_), ElementsAre("a", "b"));
   EXPECT_THAT(TakeIds(queue, t0_), ElementsAre("c", "d"));
-}
-
-TEST(ServiceEstimate, PushbackIsTheTimeThatTheQueueTakes) {
-  const TimePoint t0{std::chrono::hours(1)};
-  ServiceEstimate estimate;
-  EXPECT_EQ(estimate.PushbackMs(10), 100) << "nothing is known";
-  estimate.HandedOut(t0, 4);
-  estimate.Asked(t0 + milliseconds(8));
-  EXPECT_EQ(estimate.PushbackMs(10), 20) << "2 ms a request";
-  EXPECT_EQ(estimate.PushbackMs(0), 1);
-  EXPECT_EQ(estimate.PushbackMs(1000000), 1000);
-  // Time without work does not count, nor does a batch that came back undone.
-  estimate.Asked(t0 + seconds(100));
-  estimate.HandedOut(t0 + seconds(100), 4);
-  estimate.Discard();
-  estimate.Asked(t0 + seconds(200));
-  EXPECT_EQ(estimate.PushbackMs(10), 20);
-  // One odd batch moves it by an eighth.
-  estimate.HandedOut(t0 + seconds(300), 1);
-  estimate.Asked(t0 + seconds(300) + milliseconds(10));
-  EXPECT_EQ(estimate.PushbackMs(10), 30);
 }
 
 }  // namespace
