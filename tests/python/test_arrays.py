@@ -153,3 +153,15 @@ def test_no_new_array_of_a_dtype_that_numpy_does_not_know(monkeypatch):
     with pytest.raises(attnd.InvalidArgument, match="bfloat16") as error:
         attnd.Client("127.0.0.1:1").attention(bits, bits, bits)
     assert "ml_dtypes" in error.value.hint
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_jax(client, dtype):
+    jax_numpy = pytest.importorskip("jax.numpy", reason="jax is not installed: `make python PYTHON_EXTRAS=bfloat16,jax`")
+    arrays_ = [jax_numpy.asarray(x, dtype=dtype) for x in qkv()]
+    check(client.attention(*arrays_), *map(np.asarray, arrays_))
+    address = arrays_[0].unsafe_buffer_pointer()
+    assert arrays.take("q", arrays_[0]).array.ctypes.data == address  # not copied
+    with pytest.raises(attnd.InvalidArgument) as error:
+        client.attention(*arrays_, out=arrays_[0])  # jax's arrays do not change
+    assert error.value.field == "out"

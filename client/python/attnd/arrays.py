@@ -81,13 +81,19 @@ def take(name: str, x: Any) -> Tensor:
     raise _wrong_dtype(name, x.dtype.name if x.dtype.isnative else f"{x.dtype.name} of the other byte order")
 
 
+def _is_memory(out: Any) -> bool:
+    """Whether what is written there is there for the caller: not in a list, of which numpy would make an array."""
+    if type(out).__module__.startswith("jax"):
+        return False  # which lends its arrays as if they could change
+    try:
+        return hasattr(out, "__dlpack__") or not memoryview(out).readonly
+    except TypeError:
+        return False
+
+
 def take_out(out: Any, q: Tensor) -> np.ndarray:
     """Where O is to go: the memory of `out`, which must be like q."""
-    try:
-        is_writable = isinstance(out, np.ndarray) or hasattr(out, "__dlpack__") or not memoryview(out).readonly
-    except TypeError:
-        is_writable = False  # such as a list: numpy would make an array of its own
-    if not is_writable or (hasattr(out, "__dlpack_device__") and not dlpack.is_on_host(out)):
+    if not _is_memory(out) or (hasattr(out, "__dlpack_device__") and not dlpack.is_on_host(out)):
         raise InvalidArgument("out has no memory on this host that can be written to", field="out")
     tensor = take("out", out)
     if tensor.dtype != q.dtype or tensor.array.shape != q.array.shape:
