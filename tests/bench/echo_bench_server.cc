@@ -1,5 +1,6 @@
 // echo_bench_server: the baselines of service_bench, as plain as they can be had: a protobuf echo
-// on gRPC's synchronous and on its callback API, and a raw TCP socket. malloc is left as it is.
+// on gRPC's synchronous and on its callback API, and a raw TCP socket, with malloc as it is; or the
+// raw echo (raw_echo.h), with malloc as attnd has it.
 #include <arpa/inet.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
@@ -14,7 +15,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/tools/tool.h"
 #include "tests/bench/echo.grpc.pb.h"
+#include "tests/bench/raw_echo.h"
 #include "tests/bench/socket_io.h"
 
 namespace attnd::bench {
@@ -73,13 +76,32 @@ int ListenOnSocket(int* port) {
   return listener;
 }
 
-// Three ports, a line each: synchronous, callback, socket. Whole or not at all.
+// Ports, a line each: synchronous, callback, socket; or the raw one. Whole or not at all.
 bool WritePortFile(const std::string& path, const std::vector<int>& ports) {
   const std::string unfinished = path + ".new";
   std::ofstream file(unfinished);
   for (const int port : ports) file << port << "\n";
   file.close();
   return file && std::rename(unfinished.c_str(), path.c_str()) == 0;
+}
+
+int NotListening() {
+  std::fprintf(stderr, "echo_bench_server: cannot listen on 127.0.0.1\n");
+  return 1;
+}
+int NotWritten(const std::string& port_file) {
+  std::fprintf(stderr, "echo_bench_server: %s cannot be written\n", port_file.c_str());
+  return 1;
+}
+
+int RawMain(const std::string& port_file) {
+  tools::TuneProcess();
+  int port = 0;
+  const auto server = ServeRawEcho(&port);
+  if (server == nullptr) return NotListening();
+  if (!WritePortFile(port_file, {port})) return NotWritten(port_file);
+  server->Wait();
+  return 0;
 }
 
 int Main(const std::string& port_file) {
@@ -89,14 +111,8 @@ int Main(const std::string& port_file) {
   const auto sync_server = Serve(&sync_echo, &ports[0]);
   const auto callback_server = Serve(&callback_echo, &ports[1]);
   const int listener = ListenOnSocket(&ports[2]);
-  if (sync_server == nullptr || callback_server == nullptr || listener < 0) {
-    std::fprintf(stderr, "echo_bench_server: cannot listen on 127.0.0.1\n");
-    return 1;
-  }
-  if (!WritePortFile(port_file, ports)) {
-    std::fprintf(stderr, "echo_bench_server: %s cannot be written\n", port_file.c_str());
-    return 1;
-  }
+  if (sync_server == nullptr || callback_server == nullptr || listener < 0) return NotListening();
+  if (!WritePortFile(port_file, ports)) return NotWritten(port_file);
   for (;;) {
     const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (fd < 0) return 1;
@@ -110,9 +126,10 @@ int Main(const std::string& port_file) {
 }  // namespace attnd::bench
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: echo_bench_server PORT_FILE; runs until it is killed\n");
+  const bool raw = argc == 3 && std::string(argv[2]) == "raw";
+  if (argc != 2 && !raw) {
+    std::fprintf(stderr, "usage: echo_bench_server PORT_FILE [raw]; runs until it is killed\n");
     return 2;
   }
-  return attnd::bench::Main(argv[1]);
+  return raw ? attnd::bench::RawMain(argv[1]) : attnd::bench::Main(argv[1]);
 }

@@ -26,6 +26,8 @@ ABSL_FLAG(std::vector<std::string>, sizes_bytes, {},
           "--quick 1, 16 and 64 MB.");
 ABSL_FLAG(bool, small, true,
           "Times small calls too: alone, in flight together, beside large ones.");
+ABSL_FLAG(std::string, devices, "cpu",
+          "attnd's --devices: a GPU adds its bus and launches to every call.");
 ABSL_FLAG(std::string, client, "", "For the bench's own use: be the client of this transport, ...");
 ABSL_FLAG(std::string, address, "", "... which calls this server.");
 
@@ -68,20 +70,29 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
+absl::StatusOr<std::unique_ptr<ServerProcess>> StartServer(Peer peer) {
+  return ServerProcess::Start(peer, absl::GetFlag(FLAGS_devices));
+}
+
 // The servers of one run, and a client process of each transport.
 struct Stage {
   std::unique_ptr<ServerProcess> attnd;
   std::unique_ptr<ServerProcess> echo;
+  std::unique_ptr<ServerProcess> raw_echo;
   std::map<std::string, std::unique_ptr<ClientProcess>> clients;
 
   static absl::StatusOr<Stage> SetUp() {
-    auto attnd = ServerProcess::Start(Peer::kAttnd);
+    auto attnd = StartServer(Peer::kAttnd);
     if (!attnd.ok()) return attnd.status();
-    auto echo = ServerProcess::Start(Peer::kSyncEcho);
+    auto echo = StartServer(Peer::kSyncEcho);
     if (!echo.ok()) return echo.status();
-    Stage stage{*std::move(attnd), *std::move(echo), {}};
+    auto raw_echo = StartServer(Peer::kRawEcho);
+    if (!raw_echo.ok()) return raw_echo.status();
+    Stage stage{*std::move(attnd), *std::move(echo), *std::move(raw_echo), {}};
     for (const TransportEntry& entry : Transports()) {
-      const ServerProcess& server = entry.peer == Peer::kAttnd ? *stage.attnd : *stage.echo;
+      const ServerProcess& server = entry.peer == Peer::kAttnd     ? *stage.attnd
+                                    : entry.peer == Peer::kRawEcho ? *stage.raw_echo
+                                                                   : *stage.echo;
       auto client = ClientProcess::Start(entry, server.Address(entry.peer));
       if (!client.ok()) return client.status();
       stage.clients[entry.name] = *std::move(client);
@@ -92,16 +103,18 @@ struct Stage {
 
 // What calls of this size add to a server that has seen none, at its peak, over request + response.
 absl::StatusOr<double> PeakRssOverPayload(const TransportEntry& entry, int64_t bytes) {
-  const auto server = ServerProcess::Start(entry.peer);
+  const auto server = StartServer(entry.peer);
   if (!server.ok()) return server.status();
   const auto client = ClientProcess::Start(entry, (*server)->Address(entry.peer));
   if (!client.ok()) return client.status();
   // The first connection and thread stacks are no payload's.
-  auto status = (*client)->Time(kSmallBytes, 1, 0).status();
+  auto status = (*client)->Time(kSmallBytes, 0).status();
   if (!status.ok()) return status;
   const int64_t before_bytes = (*server)->process().StatusBytes("VmRSS:");
-  status = (*client)->Time(bytes, kRssCalls, 0).status();
-  if (!status.ok()) return status;
+  for (int call = 0; call < kRssCalls; ++call) {
+    status = (*client)->Time(bytes, 0).status();
+    if (!status.ok()) return status;
+  }
   const int64_t peak_bytes = (*server)->process().StatusBytes("VmHWM:");
   return static_cast<double>(peak_bytes - before_bytes) / static_cast<double>(2 * bytes);
 }
@@ -109,12 +122,13 @@ absl::StatusOr<double> PeakRssOverPayload(const TransportEntry& entry, int64_t b
 absl::StatusOr<std::vector<TransportRow>> MeasureSize(Stage& stage, int64_t bytes,
                                                       const Effort& effort) {
   std::map<std::string, ClientProcess::Times> times;
-  for (int round = 0; round < effort.rounds; ++round) {
+  // A round more than counts, the first: memory of this size is touched for the first time.
+  for (int round = -1; round < effort.rounds; ++round) {
     for (const TransportEntry& entry : Transports()) {
       if (!entry.has_row) continue;
-      const auto timed =
-          stage.clients[entry.name]->Time(bytes, round == 0 ? 2 : 0, effort.min_time_ms);
+      const auto timed = stage.clients[entry.name]->Time(bytes, effort.min_time_ms);
       if (!timed.ok()) return timed.status();
+      if (round < 0) continue;
       ClientProcess::Times& all = times[entry.name];
       all.run_us = timed->run_us;
       all.call_us.push_back(Median(timed->call_us));
@@ -133,6 +147,7 @@ absl::StatusOr<std::vector<TransportRow>> MeasureSize(Stage& stage, int64_t byte
       return Median(times[other].call_us) / row.median_us;
     };
     row.ratio_to_proto_echo = ratio_to("proto_echo");
+    row.ratio_to_raw_echo = ratio_to("raw_echo");
     row.ratio_to_socket = ratio_to("socket");
     row.ratio_to_memcpy = ratio_to("memcpy");
     if (entry.peer == Peer::kAttnd || entry.peer == Peer::kSyncEcho) {

@@ -21,11 +21,8 @@ double MicrosecondsSince(Clock::time_point start) {
 }
 
 // The kernel's time, then each call's.
-absl::StatusOr<std::vector<double>> Time(Transport& transport, int warm_up, int min_time_ms) {
+absl::StatusOr<std::vector<double>> Time(Transport& transport, int min_time_ms) {
   std::vector<double> times = {0};
-  for (int i = 0; i < warm_up; ++i) {
-    if (absl::Status status = transport.Call(&times[0]); !status.ok()) return status;
-  }
   const Clock::time_point begin = Clock::now();
   do {
     const Clock::time_point start = Clock::now();
@@ -88,7 +85,7 @@ absl::StatusOr<Numbers> AsNumbers(const absl::StatusOr<double>& number) {
   return Numbers{*number};
 }
 
-// Of lines "time BYTES WARM_UP MIN_TIME_MS", "small BYTES IN_FLIGHT TIME_MS" and "beside BULK_BYTES
+// Of lines "time BYTES 1 MIN_TIME_MS", "small BYTES IN_FLIGHT TIME_MS" and "beside BULK_BYTES
 // CHANNELS TIME_MS".
 class Answerer {
  public:
@@ -107,7 +104,7 @@ class Answerer {
     }
     if (std::exchange(prepared_bytes_, bytes) != bytes) transport_.Prepare(bytes);
     if (what == "small") return AsNumbers(SmallCalls(transport_).PerSecond(count, time_ms));
-    return Time(transport_, count, time_ms);
+    return Time(transport_, time_ms);
   }
 
  private:
@@ -146,9 +143,8 @@ absl::StatusOr<std::unique_ptr<ClientProcess>> ClientProcess::Start(const Transp
   return std::unique_ptr<ClientProcess>(new ClientProcess(*std::move(child)));
 }
 
-absl::StatusOr<ClientProcess::Times> ClientProcess::Time(int64_t bytes, int warm_up,
-                                                         int min_time_ms) {
-  const auto numbers = Ask(absl::StrCat("time ", bytes, " ", warm_up, " ", min_time_ms));
+absl::StatusOr<ClientProcess::Times> ClientProcess::Time(int64_t bytes, int min_time_ms) {
+  const auto numbers = Ask(absl::StrCat("time ", bytes, " 1 ", min_time_ms));
   if (!numbers.ok()) return numbers.status();
   return Times{(*numbers)[0], {numbers->begin() + 1, numbers->end()}};
 }

@@ -26,9 +26,8 @@ class ClientProcess {
     double run_us = 0;  // the server's time for the kernel, of the last call; 0 if it tells none
     std::vector<double> call_us;
   };
-  // At least one call of `bytes` each way, after `warm_up` that are not counted, until
-  // `min_time_ms` have passed.
-  absl::StatusOr<Times> Time(int64_t bytes, int warm_up, int min_time_ms);
+  // At least one call of `bytes` each way, until `min_time_ms` have passed.
+  absl::StatusOr<Times> Time(int64_t bytes, int min_time_ms);
   // Small calls a second, with so many in flight.
   absl::StatusOr<double> SmallCallsPerS(int in_flight, int time_ms);
   // See SmallBesideBulkUs.

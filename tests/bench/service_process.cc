@@ -22,9 +22,11 @@ constexpr std::chrono::seconds kStartTimeout(30);
 
 std::string SideSocket(const std::string& directory) { return directory + "/side.sock"; }
 
-std::vector<std::string> ServerCommand(Peer peer, const std::string& directory,
-                                       const std::string& port_file) {
-  if (peer != Peer::kAttnd) return {ProgramDirectory() + "/echo_bench_server", port_file};
+std::vector<std::string> ServerCommand(Peer peer, const std::string& devices,
+                                       const std::string& directory, const std::string& port_file) {
+  const std::string echo = ProgramDirectory() + "/echo_bench_server";
+  if (peer == Peer::kRawEcho) return {echo, port_file, "raw"};
+  if (peer != Peer::kAttnd) return {echo, port_file};
   // 256 MB of Q and its header are a little more than the default limit.
   return {ProgramDirectory() + "/attnd",
           "--listen=127.0.0.1:0",
@@ -32,6 +34,7 @@ std::vector<std::string> ServerCommand(Peer peer, const std::string& directory,
           absl::StrCat("--port_file=", port_file),
           absl::StrCat("--local_socket=", SideSocket(directory)),
           "--log_level=error",
+          absl::StrCat("--devices=", devices),
           absl::StrCat("--max_unary_bytes=", int64_t{260} << 20)};
 }
 
@@ -108,14 +111,15 @@ std::string ProgramDirectory() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
 }
 
-absl::StatusOr<std::unique_ptr<ServerProcess>> ServerProcess::Start(Peer peer) {
+absl::StatusOr<std::unique_ptr<ServerProcess>> ServerProcess::Start(Peer peer,
+                                                                    const std::string& devices) {
   std::string pattern = (std::filesystem::temp_directory_path() / "service_bench_XXXXXX").string();
   if (mkdtemp(pattern.data()) == nullptr) {
     return absl::UnavailableError(absl::StrCat(pattern, ": cannot be made"));
   }
   std::unique_ptr<ServerProcess> server(new ServerProcess(pattern));
   const std::string port_file = pattern + "/ports";
-  auto process = ChildProcess::Start(ServerCommand(peer, pattern, port_file));
+  auto process = ChildProcess::Start(ServerCommand(peer, devices, pattern, port_file));
   if (!process.ok()) return process.status();
   server->process_ = *std::move(process);
   const auto deadline = std::chrono::steady_clock::now() + kStartTimeout;

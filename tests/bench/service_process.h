@@ -46,8 +46,9 @@ std::string ProgramDirectory();
 // attnd, or the echo server, on free ports of 127.0.0.1.
 class ServerProcess {
  public:
-  // Ready when it returns. DEADLINE_EXCEEDED after 30 s.
-  static absl::StatusOr<std::unique_ptr<ServerProcess>> Start(Peer peer);
+  // Ready when it returns; attnd computes on `devices`. DEADLINE_EXCEEDED after 30 s.
+  static absl::StatusOr<std::unique_ptr<ServerProcess>> Start(Peer peer,
+                                                              const std::string& devices);
   ~ServerProcess();
 
   // host:port; of attnd followed by a comma and its side socket's path.

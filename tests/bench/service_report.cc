@@ -11,15 +11,16 @@ std::string ToTable(const ServiceReport& report) {
   std::string table = absl::StrFormat(
       "%s# medians of %d rounds of at least %d ms, transports alternating; server and client "
       "are processes on one machine\n"
-      "%-10s %10s %11s %10s %9s %11s %10s %10s %13s\n",
+      "%-13s %10s %11s %10s %9s %11s %9s %8s %8s %12s\n",
       Machine(), report.rounds, report.min_time_ms, "transport", "bytes", "median_us", "run_us",
-      "gb_per_s", "/proto_echo", "/socket", "/memcpy", "rss/payload");
+      "gb_per_s", "/proto_echo", "/raw_echo", "/socket", "/memcpy", "rss/payload");
   for (const TransportRow& row : report.transports) {
-    absl::StrAppendFormat(&table, "%-10s %10d %11.1f %10.1f %9.3f %11.2f %10.2f %10.3f",
+    absl::StrAppendFormat(&table, "%-13s %10d %11.1f %10.1f %9.3f %11.2f %9.2f %8.2f %8.3f",
                           row.transport, row.bytes, row.median_us, row.run_us, row.gb_per_s,
-                          row.ratio_to_proto_echo, row.ratio_to_socket, row.ratio_to_memcpy);
+                          row.ratio_to_proto_echo, row.ratio_to_raw_echo, row.ratio_to_socket,
+                          row.ratio_to_memcpy);
     if (row.server_peak_rss_over_payload) {
-      absl::StrAppendFormat(&table, " %13.2f", *row.server_peak_rss_over_payload);
+      absl::StrAppendFormat(&table, " %12.2f", *row.server_peak_rss_over_payload);
     }
     table += "\n";
   }
@@ -49,6 +50,7 @@ std::string ToJson(const ServiceReport& report) {
                           {"run_us", row.run_us},
                           {"gb_per_s", row.gb_per_s},
                           {"ratio_to_proto_echo", row.ratio_to_proto_echo},
+                          {"ratio_to_raw_echo", row.ratio_to_raw_echo},
                           {"ratio_to_socket", row.ratio_to_socket},
                           {"ratio_to_memcpy", row.ratio_to_memcpy},
                           {"server_peak_rss_over_payload", nullptr}});

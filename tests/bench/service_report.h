@@ -18,6 +18,7 @@ struct TransportRow {
   double run_us = 0;  // of which the kernel, by the server's account; 0: it has none
   double gb_per_s = 0;
   double ratio_to_proto_echo = 0;
+  double ratio_to_raw_echo = 0;
   double ratio_to_socket = 0;
   double ratio_to_memcpy = 0;
   absl::optional<double> server_peak_rss_over_payload;  // of servers whose memory was looked at

@@ -19,6 +19,7 @@
 #include "client/client.h"
 #include "kernels/sync.h"
 #include "tests/bench/echo.grpc.pb.h"
+#include "tests/bench/raw_echo.h"
 #include "tests/bench/socket_io.h"
 
 namespace attnd::bench {
@@ -310,6 +311,7 @@ const std::vector<TransportEntry>& Transports() {
       {"region_copied", Peer::kAttnd, true, true,
        &AttndTransport<attnd::Transport::kRegion>::Connect},
       {"proto_echo", Peer::kSyncEcho, true, false, &EchoTransport::Connect},
+      {"raw_echo", Peer::kRawEcho, true, true, &ConnectToRawEcho},
       {"socket", Peer::kSocket, true, false, &SocketTransport::Connect},
       {"memcpy", Peer::kNone, true, false, &MemcpyTransport::Connect},
       {"callback_echo", Peer::kCallbackEcho, false, false, &EchoTransport::Connect},

@@ -27,7 +27,7 @@ class Transport {
   virtual void StartCall(std::function<void(const absl::Status&)> done) = 0;
 };
 
-enum class Peer { kNone, kAttnd, kSyncEcho, kCallbackEcho, kSocket };
+enum class Peer { kNone, kAttnd, kSyncEcho, kCallbackEcho, kRawEcho, kSocket };
 
 struct TransportEntry {
   const char* name;

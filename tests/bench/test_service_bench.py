@@ -6,9 +6,9 @@ import pytest
 
 import bench_program
 
-KEYS = ["transport", "bytes", "median_us", "run_us", "gb_per_s", "ratio_to_proto_echo", "ratio_to_socket", "ratio_to_memcpy",
-        "server_peak_rss_over_payload"]
-BASELINES = ["proto_echo", "socket", "memcpy"]
+KEYS = ["transport", "bytes", "median_us", "run_us", "gb_per_s", "ratio_to_proto_echo", "ratio_to_raw_echo", "ratio_to_socket",
+        "ratio_to_memcpy", "server_peak_rss_over_payload"]
+BASELINES = ["proto_echo", "raw_echo", "socket", "memcpy"]
 
 
 def bench(*arguments):
@@ -32,7 +32,7 @@ def test_every_transport_has_a_row_of_every_size(report):
 def test_a_row_has_exactly_the_keys_and_positive_numbers(report):
     for row in report["transports"]:
         assert list(row) == KEYS
-        for key in ("median_us", "gb_per_s", "ratio_to_proto_echo", "ratio_to_socket", "ratio_to_memcpy"):
+        for key in ("median_us", "gb_per_s", "ratio_to_proto_echo", "ratio_to_raw_echo", "ratio_to_socket", "ratio_to_memcpy"):
             assert row[key] > 0, row
         assert row["gb_per_s"] == pytest.approx(2e-3 * row["bytes"] / row["median_us"])
         if row["transport"] not in BASELINES:
