@@ -1,5 +1,6 @@
 #include "kernels/cpu/thread_pool.h"
 
+#include <algorithm>
 #include <system_error>
 
 namespace attnd::kernels::cpu {
@@ -28,12 +29,16 @@ void ThreadPool::Run(int workers, absl::FunctionRef<void(int)> body) {
     MutexLock lock(mutex_);
     body_ = &body;
     unclaimed_ = workers - 1;
-    for (int i = 1; i < workers; ++i) work_.NotifyOne();
   }
+  WakeSome(workers - 1);
   body(0);
   MutexLock lock(mutex_);
   unclaimed_ = 0;
   while (running_ > 0) done_.Wait(mutex_);
+}
+
+void ThreadPool::WakeSome(int unclaimed) {
+  for (int i = 0; i < std::min(unclaimed, 2); ++i) work_.NotifyOne();
 }
 
 void ThreadPool::Help() {
@@ -48,6 +53,7 @@ void ThreadPool::Help() {
       body = body_;
       ++running_;
     }
+    WakeSome(worker - 1);
     (*body)(worker);
     MutexLock lock(mutex_);
     if (--running_ == 0) done_.NotifyOne();

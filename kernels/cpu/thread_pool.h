@@ -13,7 +13,8 @@
 namespace attnd::kernels::cpu {
 
 // Invariants.
-//  1. Outside Run every thread sleeps. Run wakes as many as it needs, and none for one worker.
+//  1. Outside Run every thread sleeps. Run wakes as many as it needs, and none for one worker; each
+//     wakes others in its turn, as to wake many takes one thread longer than they have to do.
 //  2. Run never waits for a thread to wake up: what the caller has finished without it, it misses.
 class ThreadPool {
  public:
@@ -35,6 +36,8 @@ class ThreadPool {
 
  private:
   void Help() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Two sleepers, or as many as there are numbers left.
+  void WakeSome(int unclaimed);
 
   Mutex mutex_;
   CondVar work_;  // unclaimed_ rose, or stopping_
