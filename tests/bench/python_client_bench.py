@@ -20,8 +20,11 @@ import time
 HEAD_DIM = 128
 # As client/tools/tool.cc sets it for attnload.
 MALLOC = {
-    "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_TOP_PAD_": str(64 << 20), "MALLOC_ARENA_MAX": "2",
-}  # fmt: skip
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "MALLOC_ARENA_MAX": "2",
+}
 
 
 def call_python(address, side_socket, transport, bytes_, duration_s):
@@ -42,17 +45,19 @@ def call_python(address, side_socket, transport, bytes_, duration_s):
 
 
 def python_us(arguments, server, transport, bytes_):
-    command = [sys.executable, __file__, arguments.bin, f"--seconds={arguments.seconds}", "--child", *server, transport, str(bytes_)]
+    child = ["--child", *server, transport, str(bytes_)]
+    command = [sys.executable, __file__, arguments.bin, f"--seconds={arguments.seconds}", *child]
     done = subprocess.run(command, env={**os.environ, **MALLOC}, check=True, capture_output=True, text=True)
     return float(done.stdout)
 
 
 def cpp_us(arguments, server, transport, bytes_):
-    command = [
-        pathlib.Path(arguments.bin) / "attnload", "--server", server[0], "--local_socket", server[1], "--transport", transport,
-        "--concurrency=1", "--dtype=float32", f"--head_dim={HEAD_DIM}", "--q_heads=1", f"--q_len={bytes_ // (4 * HEAD_DIM)}",
-        "--kv_len=1", f"--warmup={arguments.seconds * 500:.0f}ms", f"--duration={arguments.seconds * 1000:.0f}ms", "--json",
-    ]  # fmt: skip
+    flags = {
+        "server": server[0], "local_socket": server[1], "transport": transport, "concurrency": 1,
+        "dtype": "float32", "head_dim": HEAD_DIM, "q_heads": 1, "q_len": bytes_ // (4 * HEAD_DIM), "kv_len": 1,
+        "warmup": f"{arguments.seconds * 500:.0f}ms", "duration": f"{arguments.seconds * 1000:.0f}ms",
+    }  # fmt: skip
+    command = [pathlib.Path(arguments.bin) / "attnload", "--json", *(f"--{name}={value}" for name, value in flags.items())]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["p50_us"]
 
 
@@ -95,7 +100,8 @@ def main():
                     ]
                     cpp, python = (statistics.median(times) for times in zip(*pairs))
                     ratio = statistics.median(p / c for c, p in pairs)
-                    print(f"{bytes_:10} {transport:>9} {cpp:10.0f} {python:10.0f} {python - cpp:8.0f} {ratio:6.2f}", flush=True)
+                    row = f"{bytes_:10} {transport:>9} {cpp:10.0f} {python:10.0f} {python - cpp:8.0f} {ratio:6.2f}"
+                    print(row, flush=True)
         finally:
             process.terminate()
             process.wait()

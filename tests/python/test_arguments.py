@@ -101,10 +101,13 @@ def test_a_row_without_keys(client):
     check(o, q, k, v, lse, causal="bottom-right")
 
 
+@pytest.mark.parametrize("transport", ["unary", "stream", "region"])
 @pytest.mark.parametrize("shape", [(0, 6, 31, 48), (2, 6, 0, 48)])
-def test_empty(client, shape):
+def test_empty(server, connect, shape, transport):
+    client = connect(server.address, transport=transport, local_socket=server.side_socket)
     _, k, v = qkv(batch=shape[0])
-    assert client.attention(np.zeros(shape, np.float32), k, v).shape == shape
+    o, lse = client.attention(np.zeros(shape, np.float32), k, v, lse=True)
+    assert o.shape == shape and lse.shape == shape[:3]
 
 
 def test_out(client):

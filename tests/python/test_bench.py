@@ -10,8 +10,9 @@ from attnd_process import BIN_DIR, PATIENCE_S, ROOT
 
 
 def test_every_row_is_there():
+    bench = ROOT / "tests/bench/python_client_bench.py"
     done = subprocess.run(
-        [sys.executable, ROOT / "tests/bench/python_client_bench.py", BIN_DIR, "--rounds=1", "--seconds=0.1", "--bytes", "4096"],
+        [sys.executable, bench, BIN_DIR, "--rounds=1", "--seconds=0.1", "--bytes", "4096"],
         env={**os.environ, "PYTHONPATH": str(pathlib.Path(attnd.__file__).parents[1])},
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip

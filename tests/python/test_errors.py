@@ -98,9 +98,10 @@ def test_a_deadline(server, connect, transport):
 
 
 def test_a_deadline_that_has_passed(client):
-    with pytest.raises(attnd.DeadlineExceeded) as error:
-        client.attention(*qkv(), deadline=-1.0)
-    assert error.value.tries == 0
+    for problem in (small_problem(deadline=-1.0), large_problem(1, deadline=0.0)):
+        with pytest.raises(attnd.DeadlineExceeded) as error:
+            client.compute(problem)
+        assert error.value.tries == 0
 
 
 def test_a_problem_that_never_fits(connect, tmp_path):

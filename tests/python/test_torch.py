@@ -4,7 +4,7 @@ import pytest
 
 import attnd
 
-torch = pytest.importorskip("torch", reason="torch is not installed: `make python PYTHON_EXTRAS=bfloat16,torch` tests with it")
+torch = pytest.importorskip("torch", reason="no torch: `make python PYTHON_EXTRAS=bfloat16,torch` tests with it")
 from attnd import torch as attnd_torch  # noqa: E402
 
 BOUND = {torch.float32: 4e-6, torch.float16: 9e-4, torch.bfloat16: 7e-3}  # of both beside fp64, added up

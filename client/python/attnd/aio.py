@@ -13,7 +13,7 @@ from attnd.connection import Call, Connection
 from attnd.errors import FailedPrecondition
 from attnd.flow import BULK_BYTES, SERVICE, Core, channel_options, metadata
 from attnd.problem import Problem, Result, ServerInfo, Window
-from attnd.steps import Sleep, Step, Steps, Stream, Unary, Work
+from attnd.steps import Sleep, Step, Steps, Stream, Work
 
 T = TypeVar("T")
 # A copy of this size takes less than another thread's waking up.

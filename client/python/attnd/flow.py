@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -132,8 +133,11 @@ class Core:
 
     def _region_for(self, request: Request, end: Optional[float]) -> Steps[Any]:
         """None: there is none, and the call goes another way."""
+        left_s = _left_s(end)
+        if left_s is not None and left_s <= 0:
+            return None  # the other way says so
         try:
-            return (yield from self.regions.take(Staged.size_bytes(request), _left_s(end)))
+            return (yield from self.regions.take(Staged.size_bytes(request), math.inf if left_s is None else left_s))
         except Error:
             if self._transport == "region":
                 raise

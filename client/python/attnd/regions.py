@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -28,11 +29,11 @@ _REFUSALS = (NotFound, FailedPrecondition, ResourceExhausted, PermissionDenied)
 
 
 def _region_bytes(size_bytes: int) -> int:
-    """In steps of an eighth, so that calls that differ a little share regions."""
+    """In steps of an eighth, so that calls that differ a little share regions. > 0."""
     step = _MIN_REGION_BYTES
     while step < size_bytes // 8:
         step *= 2
-    return -(-size_bytes // step) * step
+    return max(-(-size_bytes // step), 1) * step
 
 
 class Regions:
@@ -53,7 +54,7 @@ class Regions:
         self._refusal: Optional[Error] = None
         self._ask_again = 0.0
 
-    def take(self, size_bytes: int, timeout_s: Optional[float]) -> Steps[Region]:
+    def take(self, size_bytes: int, timeout_s: float) -> Steps[Region]:
         """One of at least so many bytes. Errors of Region, remembered for a while where they are refusals."""
         # Most clients are on another host, and need not ask their server to know it.
         if self._path == "none" or not os.path.exists(self._path):
@@ -67,7 +68,7 @@ class Regions:
         region_bytes = _region_bytes(size_bytes)
         self._count(region_bytes)
         try:
-            return (yield from self._new(region_bytes, min(_MAX_SET_UP_S, timeout_s or _MAX_SET_UP_S)))
+            return (yield from self._new(region_bytes, min(_MAX_SET_UP_S, timeout_s)))
         except BaseException as error:
             with self._lock:
                 self._held_bytes -= region_bytes
@@ -91,7 +92,7 @@ class Regions:
 
     def _take_kept(self, size_bytes: int) -> Optional[Region]:
         with self._lock:
-            for region in reversed(self._kept):
+            for region in reversed(self._kept[:]):
                 is_too_large = region.size_bytes // _LEAST_SHARE > _region_bytes(size_bytes)
                 if region.size_bytes < size_bytes or is_too_large:
                     continue
@@ -131,7 +132,7 @@ class Regions:
                 info = pb.GetServerInfoResponse.FromString((yield Unary("GetServerInfo", b"", timeout_s)))
                 self._instance_id = instance_id = info.instance_id
             try:
-                make = lambda: Region(self._path, instance_id, size_bytes, timeout_s)  # noqa: E731
+                make = functools.partial(Region, self._path, instance_id, size_bytes, timeout_s)
                 region: Region = yield Work(make, _WORKS_LONG)
                 return region
             except FailedPrecondition as error:

@@ -6,12 +6,14 @@ import subprocess
 import tempfile
 import time
 
+import attnd
+
 PATIENCE_S = 60
 
 
 @contextlib.contextmanager
 def serve(binary):
-    """Starts `binary` on free loopback ports; gives its address and the path of its side socket."""
+    """Starts `binary` on free loopback ports; gives its address, the path of its side socket, and its pid."""
     with tempfile.TemporaryDirectory() as folder:
         ports, log = pathlib.Path(folder) / "ports", pathlib.Path(folder) / "log"
         with open(log, "wb") as out:
@@ -32,13 +34,15 @@ def serve(binary):
 
 
 @contextlib.contextmanager
-def server_of(arguments):
-    """(address, local_socket, pid or None): the server named by --server, or one started from --attnd."""
+def client_of(arguments):
+    """(client, pid of the server): of the server named by --server (then None), or of one started from --attnd."""
     if arguments.attnd is None:
-        yield arguments.server, None, None
+        with attnd.Client(arguments.server) as client:
+            yield client, None
     else:
-        with serve(arguments.attnd) as server:
-            yield server
+        with serve(arguments.attnd) as (address, side_socket, pid):
+            with attnd.Client(address, local_socket=side_socket) as client:
+                yield client, pid
 
 
 def add_arguments(parser):

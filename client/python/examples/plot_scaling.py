@@ -15,8 +15,6 @@ import local_server
 import matplotlib
 import numpy as np
 
-import attnd
-
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
@@ -89,7 +87,7 @@ def main():
     arguments = parser.parse_args()
     lengths = [2**i for i in range(8, arguments.max_len.bit_length())]
 
-    with local_server.server_of(arguments) as (address, side_socket, pid), attnd.Client(address, local_socket=side_socket) as client:
+    with local_server.client_of(arguments) as (client, pid):
         ways = {
             "attnd": (client.attention, ["self"] if pid is None else ["self", pid]),
             "numpy, L x L scores": (numpy_attention, ["self"]),

@@ -154,7 +154,7 @@ def main():
     reader = open_model()
     tokenizer, model = make_tokenizer(reader), Llama(reader)
     prompt = tokenizer.encode(arguments.prompt).ids
-    with local_server.server_of(arguments) as (address, side_socket, _), attnd.Client(address, local_socket=side_socket) as client:
+    with local_server.client_of(arguments) as (client, _):
         calls = []
 
         def attend(q, k, v):
@@ -163,7 +163,7 @@ def main():
             return result.o
 
         said = print_text(tokenizer, prompt, generate(model, prompt, arguments.tokens, attend))
-        print(f"{len(calls)} attention calls to {address}; {np.median(calls):.0f} us each at the server (median)")
+        print(f"{len(calls)} attention calls; {np.median(calls):.0f} us each at the server (median)")
     if arguments.check:
         local = list(generate(model, prompt, arguments.tokens, local_attention))
         same = sum(a == b for a, b in zip(said, local))
