@@ -69,6 +69,15 @@ ABSL_FLAG(
 ABSL_FLAG(int64_t, max_queue_ms, Defaults().scheduler.max_queue_ms,
           "Predicted device time of the requests that may wait for a device, in milliseconds; more "
           "are refused. 0: no bound. Negative: refused.");
+ABSL_FLAG(
+    std::string, tenants, Defaults().tenants,
+    "File of those who share the devices: a line for each, name weight=N max_queue_requests=N "
+    "max_queue_bytes=N (all but the name may be missing). A name is an IP address, unix, or what "
+    "--tenant_metadata brings; other callers are of the tenant default. Read again at SIGHUP; a "
+    "file that is wrong then changes nothing. Empty: all callers are of that tenant.");
+ABSL_FLAG(std::string, tenant_metadata, Defaults().tenant_metadata,
+          "Metadata that names a call's tenant, such as attnd-tenant. Only where all callers come "
+          "through a proxy that sets it and lets none of theirs pass. Empty: no metadata counts.");
 ABSL_FLAG(int64_t, receive_bytes, Defaults().receive_bytes,
           "Bytes of requests being received; calls beyond wait unread. A call counts as what its "
           "metadata attnd-request-bytes says, or as --max_unary_bytes. At least --max_unary_bytes; "
@@ -185,6 +194,8 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
   server.scheduler.max_batch_delay_us = absl::GetFlag(FLAGS_max_batch_delay_us);
   server.scheduler.max_slice_us = absl::GetFlag(FLAGS_max_slice_us);
   server.scheduler.max_queue_ms = absl::GetFlag(FLAGS_max_queue_ms);
+  server.tenants = absl::GetFlag(FLAGS_tenants);
+  server.tenant_metadata = absl::GetFlag(FLAGS_tenant_metadata);
   server.receive_bytes = absl::GetFlag(FLAGS_receive_bytes);
   server.max_unary_bytes = absl::GetFlag(FLAGS_max_unary_bytes);
   server.max_stream_bytes = absl::GetFlag(FLAGS_max_stream_bytes);

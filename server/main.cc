@@ -78,7 +78,12 @@ int Serve(const CommandLine& line, Signals& signals) {
   auto server =
       Server::Start(line.server, {}, [&](const absl::Status&) { departure.Begin(kDeviceLost); });
   if (!server.ok()) return Fail(server.status(), kNotStarted);
-  signals.Listen([&](int) { departure.Begin(kClean); });
+  signals.Listen([&](int) { departure.Begin(kClean); },
+                 [&] {
+                   // Without a file it is what it always was: the terminal is gone.
+                   if (line.server.tenants.empty()) return departure.Begin(kClean);
+                   (*server)->ReloadTenants();
+                 });
   const DeviceDescription first = (*server)->devices().front();
   LogEvent(LogLevel::kInfo, "ready",
            {{"version", ATTND_VERSION},

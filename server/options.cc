@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/listen_address.h"
 
@@ -85,6 +86,21 @@ int64_t UsableBytes() {
   return bytes;
 }
 
+absl::Status CheckTenants(const ServerOptions& options) {
+  const std::string& key = options.tenant_metadata;
+  if (key.empty()) return absl::OkStatus();
+  if (options.tenants.empty()) {
+    return Invalid("tenant_metadata", key, "says who is of which tenant, and needs --tenants");
+  }
+  const bool is_key =
+      key.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-_.") == std::string::npos;
+  if (!is_key || absl::StartsWith(key, "grpc-") || absl::EndsWith(key, "-bin")) {
+    return Invalid("tenant_metadata", key,
+                   "must be metadata's name: lower case, no grpc-, no -bin");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Validate(const ServerOptions& options) {
@@ -101,6 +117,7 @@ absl::Status Validate(const ServerOptions& options) {
     }
   }
   if (absl::Status status = CheckRanges(options); !status.ok()) return status;
+  if (absl::Status status = CheckTenants(options); !status.ok()) return status;
   if (options.receive_bytes < options.max_unary_bytes) {
     return Invalid(
         "receive_bytes", options.receive_bytes,

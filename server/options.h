@@ -22,6 +22,10 @@ struct ServerOptions {
   int threads = 0;
   // max_queue_bytes 0: as much as arena_bytes.
   SchedulerOptions scheduler{.max_queue_bytes = 0};
+  // Empty: every caller is of the default tenant.
+  std::string tenants;
+  // Empty: the tenant is told by the address.
+  std::string tenant_metadata;
   // Four calls of the largest size at once, or many small ones.
   int64_t receive_bytes = int64_t{1} << 30;
   int64_t max_unary_bytes = int64_t{256} << 20;

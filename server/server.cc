@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <map>
 #include <random>
 #include <thread>
 #include <utility>
@@ -204,10 +205,16 @@ class Server::Impl {
 
   absl::Status Start() {
     AddGauges();
+    if (absl::Status status = ReadTenants(); !status.ok()) return status;
     if (absl::Status status = StartHttp(); !status.ok()) return status;
     if (absl::Status status = PrepareDevices(); !status.ok()) return status;
     if (absl::Status status = StartRegions(); !status.ok()) return status;
     return StartGrpc();
+  }
+
+  void ReloadTenants() {
+    const absl::Status status = ReadTenants();
+    if (!status.ok()) LogEvent(LogLevel::kError, "tenants_kept", {{"message", status.message()}});
   }
 
   bool Drain() {
@@ -248,6 +255,27 @@ class Server::Impl {
   }
 
  private:
+  absl::Status ReadTenants() {
+    if (options_.tenants.empty()) return absl::OkStatus();
+    const auto tenants = server::ReadTenants(options_.tenants);
+    if (!tenants.ok()) return tenants.status();
+    for (const auto& scheduler : schedulers_) scheduler->SetTenants(*tenants);
+    LogEvent(LogLevel::kInfo, "tenants",
+             {{"file", options_.tenants}, {"tenants", tenants->size()}});
+    return absl::OkStatus();
+  }
+
+  // Of all devices, by tenant, in seconds.
+  Metrics::Counts HandedOut() {
+    std::map<std::string, double> seconds;
+    for (const auto& scheduler : schedulers_) {
+      for (const TenantFacts& tenant : scheduler->tenants()) {
+        seconds[tenant.name] += std::chrono::duration<double>(tenant.handed_out).count();
+      }
+    }
+    return {seconds.begin(), seconds.end()};
+  }
+
   void AddGauges() {
     const auto add = [&](const char* name, const char* help, std::function<int64_t()> value) {
       metrics_.AddGauge(name, help, [value] { return static_cast<double>(value()); });
@@ -278,6 +306,9 @@ class Server::Impl {
         [this] { return Sum(devices_, [](auto& d) { return d.memory().used_bytes; }); });
     add("attnd_device_held_bytes", "Memory of GPUs for requests, used or kept.",
         [this] { return Sum(devices_, [](auto& d) { return d.memory().held_bytes; }); });
+    metrics_.AddCounters("attnd_tenant_device_seconds_total",
+                         "Predicted device time of what was handed out to devices, by tenant.",
+                         "tenant", [this] { return HandedOut(); });
     add("attnd_serving", "1 if the server says that it is ready.",
         [this] { return int64_t{readiness() == Readiness::kReady}; });
   }
@@ -385,6 +416,7 @@ class Server::Impl {
     parts.senders = senders_.get();
     parts.copiers = copiers_.get();
     parts.limits = WireLimits(options_);
+    parts.tenants = {!options_.tenants.empty(), options_.tenant_metadata};
     parts.limits.takes_regions = regions_ != nullptr;
     parts.limits.region_gaps = payload_memory_.slabs == nullptr;
     parts.regions = regions_ == nullptr ? nullptr : &regions_->table();
@@ -484,5 +516,6 @@ Metrics& Server::metrics() { return impl_->metrics(); }
 Readiness Server::readiness() const { return impl_->readiness(); }
 bool Server::Drain() { return impl_->Drain(); }
 void Server::Shutdown() { impl_->Shutdown(); }
+void Server::ReloadTenants() { impl_->ReloadTenants(); }
 
 }  // namespace attnd::server

@@ -44,6 +44,10 @@ class Server {
   Metrics& metrics();
   Readiness readiness() const;
 
+  // Reads the tenants file again. What waits stays; a file that is wrong changes nothing, and the
+  // log says why.
+  void ReloadTenants();
+
   // Goes out of service without an error for a caller: NOT_SERVING and /readyz 404 at once, calls
   // still accepted for drain_delay_ms; then new calls are refused as UNAVAILABLE, and those inside
   // have drain_timeout_ms to end. True if they all did, and their callers had a moment to read the

@@ -16,7 +16,7 @@ constexpr int kEndOfThread = SIGUSR1;
 sigset_t Awaited() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : {SIGTERM, SIGINT, kEndOfThread}) sigaddset(&set, signal);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, kEndOfThread}) sigaddset(&set, signal);
   return set;
 }
 
@@ -34,11 +34,15 @@ Signals::~Signals() {
   thread_.join();
 }
 
-void Signals::Listen(std::function<void(int signal)> on_first) {
-  thread_ = std::thread([on_first = std::move(on_first)] {
+void Signals::Listen(std::function<void(int signal)> on_first, std::function<void()> on_hangup) {
+  thread_ = std::thread([on_first = std::move(on_first), on_hangup = std::move(on_hangup)] {
     const sigset_t awaited = Awaited();
     bool second = false;
     for (int signal = 0; sigwait(&awaited, &signal) == 0 && signal != kEndOfThread;) {
+      if (signal == SIGHUP) {
+        on_hangup();
+        continue;
+      }
       LogEvent(LogLevel::kInfo, second ? "second_signal" : "signal", {{"signal", signal}});
       if (second) _exit(128 + signal);
       second = true;

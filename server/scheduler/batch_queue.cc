@@ -187,10 +187,11 @@ std::vector<JobPtr> BatchQueue::TakeBatch(TimePoint now) {
   return jobs;
 }
 
-std::vector<TenantFacts> BatchQueue::tenants() const {
+std::vector<TenantFacts> BatchQueue::tenants() {
   std::vector<TenantFacts> all;
   for (const auto& [name, tenant] : tenants_) {
-    all.push_back({name, static_cast<int64_t>(tenant->order.size()), tenant->handed_out});
+    tenant->shown = std::max(tenant->shown, tenant->handed_out);
+    all.push_back({name, static_cast<int64_t>(tenant->order.size()), tenant->shown});
   }
   return all;
 }

@@ -96,7 +96,7 @@ class BatchQueue {
   // Of all.
   Duration predicted() const { return predicted_; }
   // By tenant: predicted device time that was handed out; what waits.
-  std::vector<TenantFacts> tenants() const;
+  std::vector<TenantFacts> tenants();
 
  private:
   struct Tenant;
@@ -141,6 +141,7 @@ class BatchQueue {
     Duration max_predicted{};
     double start_s = 0;  // virtual time of its next request; earlier ones are over
     Duration handed_out{};
+    Duration shown{};  // of it: a counter never goes back, though requests may
     // Of what waits.
     std::set<Entry*, InOrder> order;
     int64_t held_bytes = 0;

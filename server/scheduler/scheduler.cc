@@ -157,7 +157,7 @@ class Scheduler::Impl {
     return queue_.predicted();
   }
 
-  std::vector<TenantFacts> tenants() const {
+  std::vector<TenantFacts> tenants() {
     MutexLock lock(mutex_);
     return queue_.tenants();
   }
@@ -292,7 +292,7 @@ void Scheduler::Stop(const absl::Status& status) { impl_->Stop(status); }
 int64_t Scheduler::queued_requests() const { return impl_->queued_requests(); }
 int64_t Scheduler::queued_bytes() const { return impl_->queued_bytes(); }
 Duration Scheduler::queued_time() const { return impl_->queued_time(); }
-std::vector<TenantFacts> Scheduler::tenants() const { return impl_->tenants(); }
+std::vector<TenantFacts> Scheduler::tenants() { return impl_->tenants(); }
 void Scheduler::SetTenants(const std::vector<TenantSpec>& tenants) { impl_->SetTenants(tenants); }
 double Scheduler::FillOf(const std::vector<JobPtr>& jobs) const { return impl_->FillOf(jobs); }
 CostModel& Scheduler::costs() { return impl_->costs(); }

@@ -125,7 +125,7 @@ class Scheduler {
   int64_t queued_requests() const;
   int64_t queued_bytes() const;
   Duration queued_time() const;
-  std::vector<TenantFacts> tenants() const;
+  std::vector<TenantFacts> tenants();
 
  private:
   class Impl;

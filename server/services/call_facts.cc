@@ -7,12 +7,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "server/scheduler/scheduler.h"
+#include "server/scheduler/tenants.h"
 
 namespace attnd::server {
 
-absl::StatusOr<int64_t> DeclaredBytes(
-    const std::multimap<grpc::string_ref, grpc::string_ref>& metadata, int64_t max_unary_bytes) {
+absl::StatusOr<int64_t> DeclaredBytes(const Metadata& metadata, int64_t max_unary_bytes) {
   const auto [first, last] = metadata.equal_range(kRequestBytesKey);
   if (first == last) return max_unary_bytes;
   if (std::next(first) != last) {
@@ -63,12 +64,66 @@ TimePoint ToSteady(std::chrono::system_clock::time_point deadline, TimePoint now
   return now + std::chrono::duration_cast<Duration>(deadline - wall);
 }
 
-Caller CallerFromPeer(absl::string_view peer) {
+namespace {
+
+// The address in "ipv4:10.0.0.7:42" or "ipv6:%5B::1%5D:42"; an IPv4 address within IPv6 as itself.
+absl::string_view AddressOf(absl::string_view peer) {
+  if (absl::StartsWith(peer, "unix:")) return "unix";
+  peer = peer.substr(0, peer.rfind(':'));
+  for (const absl::string_view prefix : {"ipv4:", "ipv6:", "[", "%5B", "::ffff:"}) {
+    absl::ConsumePrefix(&peer, prefix);
+  }
+  for (const absl::string_view suffix : {"]", "%5D"}) absl::ConsumeSuffix(&peer, suffix);
+  return peer;
+}
+
+absl::string_view TenantOf(absl::string_view peer, const Metadata& metadata,
+                           const TenantSource& source) {
+  if (!source.has_tenants) return kDefaultTenant;
+  absl::string_view name = AddressOf(peer);
+  if (!source.metadata_key.empty()) {
+    const auto [first, last] = metadata.equal_range(source.metadata_key);
+    if (first != last) {
+      // Twice: the caller's own beside the proxy's.
+      if (std::next(first) != last) return kDefaultTenant;
+      name = {first->second.data(), first->second.size()};
+    }
+  }
+  return IsTenantName(name) ? name : kDefaultTenant;
+}
+
+bool IsHex(absl::string_view text) {
+  return text.find_first_not_of("0123456789abcdef") == absl::string_view::npos;
+}
+
+bool IsZero(absl::string_view text) {
+  return text.find_first_not_of('0') == absl::string_view::npos;
+}
+
+}  // namespace
+
+Caller CallerOf(absl::string_view peer, const Metadata& metadata, const TenantSource& source) {
   Caller caller;
+  caller.tenant = std::string(TenantOf(peer, metadata, source));
   caller.is_local = absl::StartsWith(peer, "unix:") || absl::StartsWith(peer, "ipv4:127.") ||
                     absl::StartsWith(peer, "ipv6:[::1]:") ||
                     absl::StartsWith(peer, "ipv6:%5B::1%5D:");
   return caller;
+}
+
+std::string TraceparentOf(const Metadata& metadata) {
+  const auto found = metadata.find(kTraceparentKey);
+  if (found == metadata.end()) return "";
+  const absl::string_view text(found->second.data(), found->second.size());
+  // version-trace id-parent id-flags: 2, 32, 16 and 2 digits.
+  const bool is_whole = text.size() == 55 && text[2] == '-' && text[35] == '-' && text[52] == '-' &&
+                        IsHex(text.substr(0, 2)) && IsHex(text.substr(3, 32)) &&
+                        IsHex(text.substr(36, 16)) && IsHex(text.substr(53));
+  if (!is_whole || absl::StartsWith(text, "ff") || IsZero(text.substr(3, 32)) ||
+      IsZero(text.substr(36, 16))) {
+    return "";
+  }
+  return std::string(text);
 }
 
 }  // namespace attnd::server

@@ -182,7 +182,7 @@ absl::Status ComputeCall::WhenRoom(int64_t needed_bytes, TimePoint deadline,
 }
 
 absl::Status ComputeCall::CompleteRequest(Request& request) const {
-  request.caller = CallerFromPeer(context_->peer());
+  request.caller = CallerOf(context_->peer(), context_->client_metadata(), parts_.tenants);
   request.deadline = std::min(request.deadline, deadline_);
   if (parts_.clock->Now() >= request.deadline) {
     return absl::DeadlineExceededError("the deadline passed before the request could be queued");
@@ -236,6 +236,7 @@ void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage s
   if (LogEnabled(LogLevel::kDebug)) {
     LogEvent(LogLevel::kDebug, "computed",
              {{"request_id", request.request_id},
+              {"traceparent", TraceparentOf(context_->client_metadata())},
               {"batch", answer->batch_id},
               {"kernel", answer->kernel},
               {"total_us", answer->timing.total_us}});
@@ -272,11 +273,14 @@ void ComputeCall::End(const absl::Status& status, Stage stage) {
   }
   if (absl::IsInternal(status)) {
     LogEvent(LogLevel::kError, "call_failed",
-             {{"stage", StageName(stage)}, {"message", status.message()}});
+             {{"stage", StageName(stage)},
+              {"traceparent", TraceparentOf(context_->client_metadata())},
+              {"message", status.message()}});
   } else if (LogEnabled(LogLevel::kDebug)) {
     LogEvent(LogLevel::kDebug, "call_refused",
              {{"stage", StageName(stage)},
               {"code", absl::StatusCodeToString(status.code())},
+              {"traceparent", TraceparentOf(context_->client_metadata())},
               {"message", status.message()}});
   }
   permit_ = ReceivePermit();

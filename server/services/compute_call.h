@@ -16,6 +16,7 @@
 #include "server/memory/receive_budget.h"
 #include "server/metrics/metrics.h"
 #include "server/scheduler/scheduler.h"
+#include "server/services/call_facts.h"
 #include "server/services/call_gate.h"
 #include "server/services/deadline_watch.h"
 #include "server/services/worker_pool.h"
@@ -40,6 +41,7 @@ struct ComputeParts {
   // For chunks of streams. Apart from the decoders, which wait for memory that a stream may hold.
   WorkerPool* copiers = nullptr;
   wire::Limits limits;
+  TenantSource tenants;
   // Payload of one stream.
   int64_t max_stream_bytes = 0;
   // 0: none.

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/scheduler/scheduler.h"
+#include "server/services/call_facts.h"
 
 namespace attnd::server {
 namespace {
@@ -19,6 +20,8 @@ std::string Shortened(absl::string_view message) {
 
 grpc::Status ToGrpcStatus(const absl::Status& status, grpc::CallbackServerContext& context) {
   context.AddTrailingMetadata(kVersionTrailer, ATTND_VERSION);
+  const std::string traceparent = TraceparentOf(context.client_metadata());
+  if (!traceparent.empty()) context.AddTrailingMetadata(kTraceparentKey, traceparent);
   if (status.ok()) return grpc::Status::OK;
   if (const absl::optional<int64_t> pushback_ms = RetryPushbackMs(status)) {
     context.AddTrailingMetadata(kPushbackTrailer, absl::StrCat(*pushback_ms));

@@ -16,7 +16,7 @@ inline constexpr char kPushbackTrailer[] = "grpc-retry-pushback-ms";
 inline constexpr size_t kMaxMessageBytes = 2048;
 
 // Same code, message cut to kMaxMessageBytes at a character's edge. Adds the trailers to
-// `context`, so it must run before the call is finished, and once.
+// `context`, the call's own traceparent too, so it must run before the call is finished, and once.
 grpc::Status ToGrpcStatus(const absl::Status& status, grpc::CallbackServerContext& context);
 
 }  // namespace attnd::server

@@ -98,6 +98,15 @@ void SetUp(grpc::ClientContext& context, const CallOptions& options, size_t size
   } else if (options.declare == CallOptions::Declare::kText) {
     context.AddMetadata("attnd-request-bytes", options.declared_text);
   }
+  for (const auto& [key, value] : options.metadata) context.AddMetadata(key, value);
+}
+
+std::multimap<std::string, std::string> TrailersOf(const grpc::ClientContext& context) {
+  std::multimap<std::string, std::string> trailers;
+  for (const auto& [key, value] : context.GetServerTrailingMetadata()) {
+    trailers.emplace(std::string(key.data(), key.size()), std::string(value.data(), value.size()));
+  }
+  return trailers;
 }
 
 }  // namespace
@@ -132,10 +141,7 @@ Outcome PendingCall::Wait() {
     Cancel();
   }
   outcome.status = done_.get();
-  for (const auto& [key, value] : context_.GetServerTrailingMetadata()) {
-    outcome.trailers.emplace(std::string(key.data(), key.size()),
-                             std::string(value.data(), value.size()));
-  }
+  outcome.trailers = TrailersOf(context_);
   grpc::Slice bytes;
   if (outcome.status.ok() && response_.DumpToSingleSlice(&bytes).ok()) {
     EXPECT_TRUE(outcome.response.ParseFromArray(bytes.begin(), static_cast<int>(bytes.size())));
@@ -190,6 +196,8 @@ void RawStream::WritesDone() {
   Next();
 }
 
+std::multimap<std::string, std::string> RawStream::Trailers() const { return TrailersOf(context_); }
+
 grpc::Status RawStream::Finish() {
   finished_ = true;
   if (!writes_done_) WritesDone();
@@ -237,6 +245,7 @@ Outcome ComputeStream(const std::shared_ptr<grpc::Channel>& channel,
     to->append(chunk.data());
   }
   outcome.status = stream.Finish();
+  outcome.trailers = stream.Trailers();
   return outcome;
 }
 

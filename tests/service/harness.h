@@ -75,6 +75,7 @@ struct CallOptions {
   // Metadata attnd-request-bytes: the true size, nothing, or this text.
   enum class Declare { kSize, kNothing, kText } declare = Declare::kSize;
   std::string declared_text = {};
+  std::vector<std::pair<std::string, std::string>> metadata = {};
 };
 
 // A unary call with these bytes as its message, which need not be one.
@@ -112,6 +113,8 @@ class RawStream {
   void WritesDone();
   // The same, if it has not been sent, and waits for the status.
   grpc::Status Finish();
+  // After that.
+  std::multimap<std::string, std::string> Trailers() const;
   void Cancel() { context_.TryCancel(); }
 
  private:

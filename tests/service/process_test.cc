@@ -154,6 +154,40 @@ TEST(ProcessTest, ASecondSignalEndsItAtOnce) {
   EXPECT_EQ(attnd.WaitForExit().exit_status, 128 + SIGINT);
 }
 
+TEST(ProcessTest, AHangupReadsTheTenantsAgain) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/attnd_tenants_", getpid());
+  std::ofstream(path) << "a\n";
+  AttndProcess attnd({"--drain_delay_ms=0", "--tenants=" + path});
+  ASSERT_TRUE(attnd.WaitUntilReady());
+  const auto shows = [&](const std::string& tenant) {
+    return HttpGet(attnd.http_port(), "/metrics").second.find("tenant=\"" + tenant + "\"") !=
+           std::string::npos;
+  };
+  EXPECT_TRUE(shows("a"));
+  std::ofstream(path) << "b\n";
+  attnd.Signal(SIGHUP);
+  EXPECT_TRUE(Eventually([&] { return shows("b"); }));
+  EXPECT_FALSE(shows("a"));
+  std::ofstream(path) << "c weight=none\n";
+  attnd.Signal(SIGHUP);
+  const v1::ComputeRequest request = MakeRequest({});
+  EXPECT_TRUE(IsRight(Compute(attnd, request), request));
+  EXPECT_FALSE(shows("c"));
+  // Of signals that wait, the one with the lower number comes first.
+  attnd.Signal(SIGTERM);
+  const ExitedProcess exited = attnd.WaitForExit();
+  EXPECT_EQ(exited.exit_status, 0);
+  EXPECT_THAT(exited.output, AllOf(HasSubstr("tenants_kept"), HasSubstr("weight=none")));
+  std::filesystem::remove(path);
+}
+
+TEST(ProcessTest, AHangupWithoutTenantsDrains) {
+  AttndProcess attnd({"--drain_delay_ms=0"});
+  ASSERT_TRUE(attnd.WaitUntilReady());
+  attnd.Signal(SIGHUP);
+  EXPECT_EQ(attnd.WaitForExit().exit_status, 0);
+}
+
 TEST(ProcessTest, ALogLineIsALine) {
   AttndProcess attnd({"--drain_delay_ms=0", "--log_level=debug"});
   ASSERT_TRUE(attnd.WaitUntilReady());

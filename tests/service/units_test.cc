@@ -82,6 +82,17 @@ TEST(OptionsTest, EveryErrorNamesTheFlagAndItsValue) {
               HasSubstr("--max_batch_bytes=0"));
   EXPECT_THAT(WhyInvalid([](auto& o) { o.scheduler.max_batch_delay_us = -1; }),
               HasSubstr("--max_batch_delay_us=-1"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.scheduler.max_slice_us = -1; }),
+              HasSubstr("--max_slice_us=-1"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.scheduler.max_queue_ms = -1; }),
+              HasSubstr("--max_queue_ms=-1"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.tenant_metadata = "attnd-tenant"; }),
+              HasSubstr("needs --tenants"));
+  EXPECT_THAT(WhyInvalid([](auto& o) {
+                o.tenants = "/x";
+                o.tenant_metadata = "Attnd-Tenant";
+              }),
+              HasSubstr("--tenant_metadata=Attnd-Tenant"));
   EXPECT_THAT(WhyInvalid([](auto& o) { o.max_unary_bytes = int64_t{1} << 31; }),
               HasSubstr("--max_unary_bytes=2147483648"));
   EXPECT_THAT(WhyInvalid([](auto& o) { o.receive_bytes = o.max_unary_bytes - 1; }),
@@ -102,13 +113,57 @@ TEST(OptionsTest, EveryErrorNamesTheFlagAndItsValue) {
 TEST(CallFactsTest, OnlyTheSameHostIsLocal) {
   for (const char* peer :
        {"ipv4:127.0.0.1:42", "ipv6:[::1]:42", "ipv6:%5B::1%5D:42", "unix:/tmp/x", "unix:"}) {
-    EXPECT_TRUE(CallerFromPeer(peer).is_local) << peer;
+    EXPECT_TRUE(CallerOf(peer, {}, {}).is_local) << peer;
   }
   for (const char* peer :
        {"ipv4:10.0.0.1:42", "ipv6:%5B::2%5D:42", "ipv6:%5B::1:2%5D:42", "", "ipv4:1.127.0.1:1"}) {
-    EXPECT_FALSE(CallerFromPeer(peer).is_local) << peer;
+    EXPECT_FALSE(CallerOf(peer, {}, {}).is_local) << peer;
   }
-  EXPECT_EQ(CallerFromPeer("unix:").tenant, "default");
+}
+
+TEST(CallFactsTest, ATenantIsToldByTheAddressOrATrustedProxy) {
+  const auto tenant = [](absl::string_view peer, const Metadata& metadata,
+                         const TenantSource& source) {
+    return CallerOf(peer, metadata, source).tenant;
+  };
+  const Metadata named = {{"attnd-tenant", "team-a"}};
+  EXPECT_EQ(tenant("ipv4:10.0.0.7:42", named, {false, "attnd-tenant"}), "default");
+  const TenantSource by_address{true, ""};
+  EXPECT_EQ(tenant("ipv4:10.0.0.7:42", named, by_address), "10.0.0.7") << "anybody can say so";
+  EXPECT_EQ(tenant("ipv6:%5B2001:db8::1%5D:42", named, by_address), "2001:db8::1");
+  EXPECT_EQ(tenant("ipv6:[::1]:42", named, by_address), "::1");
+  EXPECT_EQ(tenant("ipv6:%5B::ffff:10.0.0.7%5D:42", named, by_address), "10.0.0.7");
+  EXPECT_EQ(tenant("unix:", named, by_address), "unix");
+  EXPECT_EQ(tenant("unix:/run/attnd.sock", named, by_address), "unix");
+  EXPECT_EQ(tenant("", named, by_address), "default");
+  const TenantSource by_proxy{true, "attnd-tenant"};
+  EXPECT_EQ(tenant("ipv4:10.0.0.7:42", named, by_proxy), "team-a");
+  EXPECT_EQ(tenant("ipv4:10.0.0.7:42", {}, by_proxy), "10.0.0.7");
+  EXPECT_EQ(tenant("ipv4:10.0.0.7:42", {{"attnd-tenant", "team-b"}, {"attnd-tenant", "team-a"}},
+                   by_proxy),
+            "default")
+      << "the proxy let the caller's own pass";
+  for (const std::string& hostile :
+       std::vector<std::string>{"", "a b", "a\"b", "a\n", "\xff", std::string(65, 'a')}) {
+    EXPECT_EQ(tenant("ipv4:10.0.0.7:42", {{"attnd-tenant", hostile}}, by_proxy), "default");
+  }
+}
+
+TEST(CallFactsTest, OnlyAWholeTraceparentIsCarried) {
+  const std::string whole = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+  const auto carried = [](const std::string& text) {
+    return TraceparentOf({{"traceparent", text}});
+  };
+  EXPECT_EQ(carried(whole), whole);
+  EXPECT_EQ(TraceparentOf({}), "");
+  for (const std::string& bad :
+       std::vector<std::string>{"", whole + "-x", "ff" + whole.substr(2), "0G" + whole.substr(2),
+                                "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+                                "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+                                "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+                                "00_4bf92f3577b34da6a3ce929d0e0e4736_00f067aa0ba902b7_01"}) {
+    EXPECT_EQ(carried(bad), "") << bad;
+  }
 }
 
 TEST(CallFactsTest, GrpcsDeadlineMovesToTheSteadyClock) {
