@@ -19,6 +19,9 @@ constexpr double kGain = 1.0 / 8;
 const double kMostSurprise = std::log(2.0);
 
 double Pairs(const kernels::AttentionProblem& problem) {
+  if (problem.mask == kernels::MaskSpec()) {
+    return static_cast<double>(problem.q_len) * static_cast<double>(problem.kv_len);
+  }
   const kernels::Band band = problem.mask.Resolve(problem.q_len, problem.kv_len);
   const int64_t samples = std::min(problem.q_len, kRowSamples);
   double keys = 0;
@@ -128,8 +131,9 @@ Duration CostModel::Predict(const Work& work) const {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
-bool CostModel::IsHopeless(const Work& work, Duration left, TimePoint now) const {
-  if (work.items().empty() || left >= Predict(work) / 2) return false;
+bool CostModel::IsHopeless(const Work& work, Duration predicted, Duration left,
+                           TimePoint now) const {
+  if (work.items().empty() || left >= predicted / 2) return false;
   const Parts parts = PartsOf(work);
   return std::all_of(parts.begin(), parts.end(), [&](const Part& part) {
     return !part.decides() ||

@@ -79,10 +79,10 @@ class CostModel {
   Duration Predict(const Work& work) const;
 
   // Whether a device that has nothing else to do could not end the work within `left`, as far as is
-  // known: half of the prediction is longer. False where it hangs on rates that are not settled, or
-  // that nothing has confirmed within kFresh: what is refused never runs, and so never shows that
-  // it would have been faster by now.
-  bool IsHopeless(const Work& work, Duration left, TimePoint now) const;
+  // known: half of the prediction, which is Predict's, is longer. False where it hangs on rates
+  // that are not settled, or that nothing has confirmed within kFresh: what is refused never runs,
+  // and so never shows that it would have been faster by now.
+  bool IsHopeless(const Work& work, Duration predicted, Duration left, TimePoint now) const;
   static constexpr std::chrono::seconds kFresh{10};
 
   // The work was done together and took so much of the device's time.

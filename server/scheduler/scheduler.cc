@@ -53,6 +53,17 @@ class Scheduler::Impl {
     return status;
   }
 
+  absl::optional<Batch> TakeAlone(const JobPtr& job, Duration at_most) {
+    if (options_.max_batch_delay_us > 0) return absl::nullopt;
+    job->SetPredicted(costs_.Predict(Work(job->request())));
+    if (job->predicted() > at_most) return absl::nullopt;
+    MutexLock lock(mutex_);
+    const TimePoint now = clock_->Now();
+    if (!refusal_.ok() || !queue_.empty() || !queue_.Admit(*job, now).ok()) return absl::nullopt;
+    queue_.Add(job);
+    return TakeBatch(now);
+  }
+
   void Requeue(const std::vector<JobPtr>& jobs) {
     std::vector<JobPtr> cancelled;
     std::vector<JobPtr> stopped;
@@ -188,7 +199,8 @@ class Scheduler::Impl {
     const Work work(job->request());
     const TimePoint now = clock_->Now();
     job->SetPredicted(costs_.Predict(work));
-    const bool hopeless = costs_.IsHopeless(work, job->request().deadline - now, now);
+    const bool hopeless =
+        costs_.IsHopeless(work, job->predicted(), job->request().deadline - now, now);
     bool is_due_earlier = false;
     {
       MutexLock lock(mutex_);
@@ -281,6 +293,9 @@ Scheduler::Scheduler(const SchedulerOptions& options, Clock* clock, Metrics* met
 Scheduler::~Scheduler() = default;
 
 absl::Status Scheduler::Submit(JobPtr job) { return impl_->Submit(std::move(job)); }
+absl::optional<Batch> Scheduler::TakeAlone(const JobPtr& job, Duration at_most) {
+  return impl_->TakeAlone(job, at_most);
+}
 absl::optional<Batch> Scheduler::NextBatch() { return impl_->NextBatch(); }
 absl::optional<Batch> Scheduler::NextBatchBefore(TimePoint deadline) {
   return impl_->NextBatchBefore(deadline);

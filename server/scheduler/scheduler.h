@@ -91,6 +91,11 @@ class Scheduler {
 
   absl::Status Submit(JobPtr job);
 
+  // Hands the job out at once as a batch of its own, if nothing is queued, it would be taken, no
+  // batch is to wait for others (max_batch_delay_us 0), and it is predicted to take `at_most`;
+  // else nullopt, and nothing was done. By whoever runs batches.
+  absl::optional<Batch> TakeAlone(const JobPtr& job, Duration at_most);
+
   // Waits for the next batch; nullopt once drained and empty, or stopped. Called by executors.
   absl::optional<Batch> NextBatch();
 

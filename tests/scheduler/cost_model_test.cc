@@ -43,6 +43,10 @@ Duration FromSeconds(double s) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s));
 }
 
+bool IsHopeless(const CostModel& model, const Work& work, Duration left, TimePoint now) {
+  return model.IsHopeless(work, model.Predict(work), left, now);
+}
+
 // A device with rates of its own.
 struct TrueDevice {
   CostRates rates;
@@ -195,15 +199,15 @@ TEST(CostModel, HopelessIsWhatHalfOfThePredictionDoesNotFitInto) {
   CostModel model(CpuRates(2));
   const Work work = WorkOf(Problem(4, 512));
   for (int i = 0; i < CostModel::kSettled; ++i) {
-    EXPECT_FALSE(model.IsHopeless(work, microseconds(1), kStart)) << "nothing is known for sure";
+    EXPECT_FALSE(IsHopeless(model, work, microseconds(1), kStart)) << "nothing is known for sure";
     model.Observe(work, milliseconds(40), kStart);
   }
-  EXPECT_TRUE(model.IsHopeless(work, milliseconds(19), kStart));
-  EXPECT_FALSE(model.IsHopeless(work, milliseconds(21), kStart));
-  EXPECT_FALSE(model.IsHopeless(Work(), Duration::zero(), kStart));
+  EXPECT_TRUE(IsHopeless(model, work, milliseconds(19), kStart));
+  EXPECT_FALSE(IsHopeless(model, work, milliseconds(21), kStart));
+  EXPECT_FALSE(IsHopeless(model, Work(), Duration::zero(), kStart));
   // Knowledge that nothing confirms is not held against anybody.
-  EXPECT_TRUE(model.IsHopeless(work, milliseconds(1), kStart + CostModel::kFresh - seconds(1)));
-  EXPECT_FALSE(model.IsHopeless(work, milliseconds(1), kStart + CostModel::kFresh));
+  EXPECT_TRUE(IsHopeless(model, work, milliseconds(1), kStart + CostModel::kFresh - seconds(1)));
+  EXPECT_FALSE(IsHopeless(model, work, milliseconds(1), kStart + CostModel::kFresh));
 }
 
 // Small problems settle the first term; they say nothing of what a large one's FLOPs take.
@@ -212,12 +216,12 @@ TEST(CostModel, HopelessNeedsTheTermsThatItHangsOn) {
   const Work small = WorkOf(Problem(1, 2));
   const Work large = WorkOf(Problem(8, 4096));
   for (int i = 0; i < 100; ++i) model.Observe(small, microseconds(5), kStart);
-  EXPECT_TRUE(model.IsHopeless(small, microseconds(1), kStart));
-  EXPECT_FALSE(model.IsHopeless(large, microseconds(1), kStart));
+  EXPECT_TRUE(IsHopeless(model, small, microseconds(1), kStart));
+  EXPECT_FALSE(IsHopeless(model, large, microseconds(1), kStart));
   for (int i = 0; i < CostModel::kSettled; ++i) model.Observe(large, seconds(1), kStart);
-  EXPECT_TRUE(model.IsHopeless(large, milliseconds(100), kStart));
+  EXPECT_TRUE(IsHopeless(model, large, milliseconds(100), kStart));
   // Nor do large ones that ride along say much of small ones.
-  EXPECT_FALSE(model.IsHopeless(small, milliseconds(1), kStart));
+  EXPECT_FALSE(IsHopeless(model, small, milliseconds(1), kStart));
 }
 
 }  // namespace
