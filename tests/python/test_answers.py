@@ -204,3 +204,20 @@ def test_answers_that_do_not_fit(ask, transport, answer):
 def test_fields_of_a_newer_server_are_passed_over(ask):
     newer = b"\xf8\x3f\x07" + b"\xf9\x3f12345678" + b"\xfd\x3f1234" + b"\xfa\x3f\x03abc"  # 1023: of all wire types
     assert (ask(unary() + newer).o.reshape(-1) == O).all()
+
+
+def test_a_head_is_shared_by_equal_problems_alone(ask, fake):
+    """Arrays and lists as options may change between calls, and are read anew."""
+
+    def sent(**options):
+        ask(unary(), problem=small_problem(lse=True, **options))
+        return pb.ComputeRequest.FromString(fake.request).header
+
+    slopes, window = np.array([0.5, 1.5], np.float32), [3, 1]
+    first_header = sent(alibi_slopes=slopes, window=window, scale=0.5)
+    slopes[0], window[0] = 0.25, 2
+    second_header = sent(alibi_slopes=slopes, window=window, scale=0.25)
+    assert list(first_header.alibi_slopes) == [0.5, 1.5] and list(second_header.alibi_slopes) == [0.25, 1.5]
+    assert (first_header.window.left, second_header.window.left) == (3, 2)
+    assert (first_header.scale, second_header.scale) == (0.5, 0.25)
+    assert sent() == sent() and wire._cached_head_of.cache_info().hits > 0

@@ -14,7 +14,7 @@ from attnd.v1 import attnd_pb2 as pb
 # numpy's dtypes, as the arrays inside of this package have them: bfloat16 as its bits.
 _STORAGE = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2")}
 _NAMES = {_STORAGE[name]: name for name in ("float32", "float16")}
-_WIRE = {
+WIRE_DTYPES = {
     "float32": pb.DATA_TYPE_FLOAT32,
     "float16": pb.DATA_TYPE_FLOAT16,
     "bfloat16": pb.DATA_TYPE_BFLOAT16,
@@ -29,7 +29,7 @@ class Tensor(NamedTuple):
 
     @property
     def wire_dtype(self) -> pb.DataType:
-        return _WIRE[self.dtype]
+        return WIRE_DTYPES[self.dtype]
 
 
 def _to_host(x: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+import operator
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -29,13 +30,27 @@ _CAUSAL = {
 }
 
 
+_PAYLOADS = {2: pb.OPERAND_O, 3: pb.OPERAND_LSE}  # of a ComputeResponse
+
+
+class Head(NamedTuple):
+    """All of a problem but its bytes, and where they are. Nobody changes it: other problems may share it."""
+
+    header: Any  # pb.ComputeHeader
+    message: bytes  # a ComputeRequest without payload, or a stream's first message: they look the same
+
+
 class Request(NamedTuple):
-    """A problem whose arguments have been read. `header` has everything but where the tensors are."""
+    """A problem whose arguments have been read."""
 
     inputs: Tuple[Tensor, Tensor, Tensor]
-    header: Any  # pb.ComputeHeader
+    head: Head
     out: Any  # the caller's object; None: a new array
     out_array: Optional[np.ndarray]
+
+    @property
+    def header(self) -> Any:
+        return self.head.header
 
     @property
     def input_bytes(self) -> int:
@@ -87,27 +102,46 @@ _OPTIONS = {
 }  # fmt: skip
 
 
-def read(problem: Problem) -> Request:
-    """InvalidArgument for what cannot be sent; whether it makes sense, the server says."""
-    q, k, v = (arrays.take(name, getattr(problem, name)) for name in "qkv")
-    header = pb.ComputeHeader(
-        layout=_choice("layout", problem.layout, _LAYOUTS), causal=_choice("causal", problem.causal, _CAUSAL)
-    )
-    for spec, tensor in ((header.q, q), (header.k, k), (header.v, v)):
-        spec.dtype = tensor.wire_dtype
-        spec.shape.extend(tensor.array.shape)
-    for argument, name in _OPTIONS.items():
-        value = getattr(problem, argument)
+_options_of = operator.attrgetter(*_OPTIONS)
+
+
+def _head_of(tensors: Tuple[Tuple[str, Tuple[int, ...]], ...], layout: Any, causal: Any, *options: Any) -> Head:
+    """`tensors` are (dtype, shape) of q, k and v; `options` the values of _OPTIONS, in order."""
+    header = pb.ComputeHeader(layout=_choice("layout", layout, _LAYOUTS), causal=_choice("causal", causal, _CAUSAL))
+    for spec, (dtype, shape) in zip((header.q, header.k, header.v), tensors):
+        spec.dtype = arrays.WIRE_DTYPES[dtype]
+        spec.shape.extend(shape)
+    for (argument, name), value in zip(_OPTIONS.items(), options):
         if value is None:
             continue
         try:
             _set(header, name, value)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"{argument}: {error}", field=argument) from None
-    out = None if problem.out is None else arrays.take_out(problem.out, q)
-    if problem.out is None:
-        arrays.check_output(q)
-    return Request((q, k, v), header, problem.out, out)
+    return Head(header, encode_header(header))
+
+
+# A steady load has the same few heads over and over.
+_cached_head_of = functools.lru_cache(maxsize=256)(_head_of)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether equal values are the same for good: a list's entries change, and a tensor is equal to itself alone."""
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (int, float, str))
+
+
+def read(problem: Problem) -> Request:
+    """InvalidArgument for what cannot be sent; whether it makes sense, the server says."""
+    q, k, v = arrays.take("q", problem.q), arrays.take("k", problem.k), arrays.take("v", problem.v)
+    tensors = ((q.dtype, q.array.shape), (k.dtype, k.array.shape), (v.dtype, v.array.shape))
+    options = (problem.layout, problem.causal, *_options_of(problem))
+    head = (_cached_head_of if _is_plain(options) else _head_of)(tensors, *options)
+    if problem.out is not None:
+        return Request((q, k, v), head, problem.out, arrays.take_out(problem.out, q))
+    arrays.check_output(q)
+    return Request((q, k, v), head, None, None)
 
 
 def _varint(value: int) -> bytes:
@@ -131,22 +165,22 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def encode_header(header: Any) -> bytes:
-    """A ComputeRequest whose tensors lie in a region; or a stream's first message, which looks the same."""
+    """Head.message for a header."""
     data = header.SerializeToString()
     return _frame(1, len(data)) + bytes(data)
 
 
 def encode_unary(request: Request) -> bytes:
     """A ComputeRequest: each byte of a tensor copied once."""
-    parts: List[Union[bytes, memoryview]] = [encode_header(request.header)]
+    parts: List[Any] = [request.head.message]
     for field, tensor in enumerate(request.inputs, start=2):
-        parts += [_frame(field, tensor.array.nbytes), _bytes_of(tensor)]
+        parts += (_frame(field, tensor.array.nbytes), np.ascontiguousarray(tensor.array))
     return b"".join(parts)
 
 
 def encode_stream(request: Request) -> Iterator[bytes]:
     """The messages of a ComputeStream, each made when it is asked for."""
-    yield encode_header(request.header)
+    yield request.head.message
     for operand, tensor in enumerate(request.inputs, start=pb.OPERAND_Q):
         payload = _bytes_of(tensor)
         for offset in range(0, len(payload), CHUNK_BYTES):
@@ -223,12 +257,11 @@ class Answer:
             raise broken from error
 
     def _take_unary(self, message: memoryview) -> None:
-        payloads = {2: pb.OPERAND_O, 3: pb.OPERAND_LSE}
         for field, value in _fields(message):
             if field == 1:
                 self._take_header(value)
-            elif field in payloads and len(value) > 0:
-                self._put(payloads[field], 0, value)
+            elif field in _PAYLOADS and len(value) > 0:
+                self._put(_PAYLOADS[field], 0, value)
 
     def _take_streamed(self, message: memoryview) -> None:
         for field, value in _fields(message):
