@@ -159,29 +159,31 @@ void BatchQueue::Age(TimePoint now) {
   }
 }
 
-BatchQueue::Tenant& BatchQueue::NextTenant() {
-  Tenant* next = nullptr;
-  for (auto& [name, tenant] : tenants_) {
-    if (tenant->order.empty()) continue;
-    if (next == nullptr || tenant->start_s < next->start_s) next = tenant.get();
+BatchQueue::Entry* BatchQueue::Next(Duration longest) const {
+  Entry* next = nullptr;
+  for (const auto& [name, tenant] : tenants_) {
+    if (next != nullptr && tenant->start_s >= next->tenant->start_s) continue;
+    const auto entry = std::find_if(tenant->order.begin(), tenant->order.end(),
+                                    [&](const Entry* e) { return e->job->predicted() <= longest; });
+    if (entry != tenant->order.end()) next = *entry;
   }
-  return *next;
+  return next;
 }
 
-std::vector<JobPtr> BatchQueue::TakeBatch(TimePoint now) {
+std::vector<JobPtr> BatchQueue::TakeBatch(TimePoint now, Duration longest) {
   Age(now);
   std::vector<JobPtr> jobs;
   int64_t batch_bytes = 0;
   Duration predicted{};
-  while (!empty() && static_cast<int64_t>(jobs.size()) < options_.max_batch_problems) {
-    Tenant& tenant = NextTenant();
-    Entry* const entry = *tenant.order.begin();
+  while (static_cast<int64_t>(jobs.size()) < options_.max_batch_problems) {
+    Entry* const entry = Next(longest);
+    if (entry == nullptr) break;
     batch_bytes += entry->bytes;
     predicted += entry->job->predicted();
     const bool fits = batch_bytes <= options_.max_batch_bytes && predicted <= max_batch_time_;
     if (!jobs.empty() && !fits) break;
-    virtual_s_ = std::max(virtual_s_, tenant.start_s);
-    Charge(tenant, *entry->job, 1);
+    virtual_s_ = std::max(virtual_s_, entry->tenant->start_s);
+    Charge(*entry->tenant, *entry->job, 1);
     jobs.push_back(Extract(entry));
   }
   return jobs;

@@ -84,8 +84,8 @@ class BatchQueue {
   TimePoint BatchDue() const;
   // The next batch: up to max_batch_problems requests in order, up to the first that would take the
   // batch past max_batch_bytes or half of max_slice_us. Never passes a request over for a smaller
-  // one.
-  std::vector<JobPtr> TakeBatch(TimePoint now);
+  // one, but for those that are predicted to take longer than `longest`.
+  std::vector<JobPtr> TakeBatch(TimePoint now, Duration longest = Duration::max());
 
   // kNever if no request has one.
   TimePoint EarliestDeadline() const;
@@ -149,8 +149,8 @@ class BatchQueue {
   };
 
   Tenant& TenantOf(const Request& request) const;
-  // The one whose turn it is; the queue is not empty.
-  Tenant& NextTenant();
+  // The one whose turn it is, of those that are predicted to take no longer; null if there is none.
+  Entry* Next(Duration longest) const;
   absl::Status CheckBounds(const Job& job) const;
   absl::Status CheckTenantBounds(const Job& job) const;
   // About how long until what waits before a new request of the tenant's has run.

@@ -102,7 +102,7 @@ class Scheduler::Impl {
     }
   }
 
-  absl::optional<Batch> NextBatchBefore(TimePoint deadline) {
+  absl::optional<Batch> NextBatchBefore(TimePoint deadline, Duration longest) {
     std::vector<JobPtr> expired;
     absl::optional<Batch> batch;
     {
@@ -113,9 +113,7 @@ class Scheduler::Impl {
         now = clock_->Now();
       }
       expired = queue_.TakeExpired(now);
-      if (IsDue(now)) {
-        batch = TakeBatch(now);
-      }
+      if (IsDue(now)) batch = TakeBatch(now, longest);
     }
     FinishExpired(expired);
     return batch;
@@ -191,6 +189,8 @@ class Scheduler::Impl {
          static_cast<double>(time.count()) / static_cast<double>(MaxBatchTime(options_).count())});
   }
 
+  Duration max_batch_time() const { return MaxBatchTime(options_); }
+
   CostModel& costs() { return costs_; }
 
  private:
@@ -239,10 +239,13 @@ class Scheduler::Impl {
     return !queue_.empty() && (!refusal_.ok() || queue_.BatchDue() <= now);
   }
 
-  Batch TakeBatch(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  // The queue has a batch due; there is none of requests that short if this is nullopt.
+  absl::optional<Batch> TakeBatch(TimePoint now, Duration longest = Duration::max())
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     Batch batch;
+    batch.jobs = queue_.TakeBatch(now, longest);
+    if (batch.jobs.empty()) return absl::nullopt;
     batch.id = ++last_batch_id_;
-    batch.jobs = queue_.TakeBatch(now);
     return batch;
   }
 
@@ -297,8 +300,8 @@ absl::optional<Batch> Scheduler::TakeAlone(const JobPtr& job, Duration at_most) 
   return impl_->TakeAlone(job, at_most);
 }
 absl::optional<Batch> Scheduler::NextBatch() { return impl_->NextBatch(); }
-absl::optional<Batch> Scheduler::NextBatchBefore(TimePoint deadline) {
-  return impl_->NextBatchBefore(deadline);
+absl::optional<Batch> Scheduler::NextBatchBefore(TimePoint deadline, Duration longest) {
+  return impl_->NextBatchBefore(deadline, longest);
 }
 void Scheduler::Requeue(const std::vector<JobPtr>& jobs) { impl_->Requeue(jobs); }
 void Scheduler::Cancel(const JobPtr& job) { impl_->Cancel(job); }
@@ -310,6 +313,7 @@ Duration Scheduler::queued_time() const { return impl_->queued_time(); }
 std::vector<TenantFacts> Scheduler::tenants() { return impl_->tenants(); }
 void Scheduler::SetTenants(const std::vector<TenantSpec>& tenants) { impl_->SetTenants(tenants); }
 double Scheduler::FillOf(const std::vector<JobPtr>& jobs) const { return impl_->FillOf(jobs); }
+Duration Scheduler::max_batch_time() const { return impl_->max_batch_time(); }
 CostModel& Scheduler::costs() { return impl_->costs(); }
 
 }  // namespace attnd::server

@@ -100,8 +100,9 @@ class Scheduler {
   absl::optional<Batch> NextBatch();
 
   // The same for an executor that has batches under way: waits until `deadline` at most, which may
-  // have passed; nullopt also if there is none by then. May return early without a reason.
-  absl::optional<Batch> NextBatchBefore(TimePoint deadline);
+  // have passed; nullopt also if there is none by then. May return early without a reason. Passes
+  // over requests that are predicted to take longer than `longest`.
+  absl::optional<Batch> NextBatchBefore(TimePoint deadline, Duration longest = Duration::max());
 
   // Takes back, to their old places, jobs of a batch that could not start. They count against the
   // queue's limits but are not refused for them; after Stop(), or cancelled, they are finished.
@@ -121,6 +122,9 @@ class Scheduler {
 
   // As BatchQueue::SetTenants; no call is dropped.
   void SetTenants(const std::vector<TenantSpec>& tenants);
+
+  // As far as batches are filled: MaxBatchTime of the options.
+  Duration max_batch_time() const;
 
   // How near a batch with these jobs is to its nearest limit: 1 is full.
   double FillOf(const std::vector<JobPtr>& jobs) const;

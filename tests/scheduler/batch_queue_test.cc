@@ -121,6 +121,22 @@ TEST_F(BatchQueueTest, ABatchClosesByPredictedTimeAndALongerRequestRunsAlone) {
   EXPECT_EQ(queue.predicted(), Duration::zero());
 }
 
+TEST_F(BatchQueueTest, LongRequestsArePassedOverWhereOnlyShortOnesAreAskedFor) {
+  BatchQueue queue({.max_slice_us = 200});
+  queue.SetTenants({{"a", 1}, {"b", 1}, {"default", 1}});
+  const auto add = [&](const char* id, const char* tenant, Duration predicted) {
+    queue.Add(MakeJob({.id = id, .arrival = t0_, .tenant = tenant, .predicted = predicted}));
+  };
+  add("a long", "a", seconds(1));
+  add("a short", "a", microseconds(30));
+  add("b long", "b", seconds(1));
+  add("b short", "b", microseconds(30));
+  EXPECT_THAT(Ids(queue.TakeBatch(t0_, microseconds(100))), ElementsAre("a short", "b short"));
+  EXPECT_THAT(Ids(queue.TakeBatch(t0_, microseconds(100))), IsEmpty());
+  EXPECT_THAT(TakeIds(queue, t0_), ElementsAre("a long")) << "which have kept their places";
+  EXPECT_THAT(TakeIds(queue, t0_), ElementsAre("b long"));
+}
+
 TEST_F(BatchQueueTest, BytesAreThoseOfPayloadAndAnswer) {
   BufferPool pool(1 << 20);
   BatchQueue queue({});
