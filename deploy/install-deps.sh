@@ -12,6 +12,7 @@ packages=(
   libspdlog-dev libcpp-httplib-dev prometheus-cpp-dev nlohmann-json3-dev
   # Tests.
   libgtest-dev libgmock-dev python3 python3-numpy python3-grpcio python3-protobuf python3-pytest python3-setuptools
+  python3-venv  # make python, make example
 )
 
 # Ubuntu 24.04 has a newer clang, with its runtime under that version's name.
