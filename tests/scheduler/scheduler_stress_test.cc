@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -67,9 +68,16 @@ class Storm {
       // about to.
       const TimePoint deadlines[] = {kNever, now + microseconds(random() % 1000),
                                      now + microseconds(random() % 3)};
+      const std::string tenants[] = {"a", "b", "nobody's"};
       const JobPtr job = CountedJob(&ends, {.priority = static_cast<int>(random() % 10),
                                             .arrival = now,
-                                            .deadline = deadlines[random() % 3]});
+                                            .deadline = deadlines[random() % 3],
+                                            .tenant = tenants[random() % 3]});
+      // The file is read again and again.
+      if (i % 100 == 0) scheduler_->SetTenants({{"default", 1}, {i % 200 == 0 ? "a" : "b", 3}});
+      if (i % 100 == 50) {
+        EXPECT_LE(scheduler_->tenants().size(), 2U);
+      }
       const uint64_t fate = random() % 3;
       std::thread canceller;
       if (fate == 0) scheduler_->Cancel(job);
