@@ -37,6 +37,7 @@ def test_plain(client, dtype):
         ({"alibi_slopes": [0.5, 0.25, 0.1, 0.2, 0.3, 0]}, {"slopes": [0.5, 0.25, 0.1, 0.2, 0.3, 0]}),
         ({"alibi_slopes": np.arange(6, dtype=np.float64) / 8}, {"slopes": np.arange(6) / 8}),
         ({"priority": 9, "deadline": 60.0}, {}),
+        ({"deadline": float("inf")}, {}),
     ],
     ids=str,
 )

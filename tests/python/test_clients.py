@@ -238,6 +238,28 @@ def test_calls_in_flight_when_the_server_is_started_anew(tmp_path):
     assert wrong == []
 
 
+@pytest.mark.parametrize("transport", ["unary", "stream", "region"])
+def test_s28_a_server_that_dies_during_a_call(connect, tmp_path, transport):
+    """Case S28: the caller gets an error, at once."""
+    server = Attnd(tmp_path, f"--local_socket={tmp_path}/side.sock")
+    client = connect(server.address, transport=transport, local_socket=f"{tmp_path}/side.sock")
+    client.compute(small_problem())
+    before, problem = received(server), long_problem()
+
+    def kill():
+        wait_until(lambda: received(server) > before, "the call runs")
+        server.process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with pytest.raises(attnd.Unavailable):
+            client.compute(problem)
+    finally:
+        killer.join(PATIENCE_S)
+        server.wait()
+
+
 FORK = """
 import os, sys
 import attnd

@@ -50,6 +50,8 @@ def test_what_the_server_refuses(client, change, field):
         ({"window": ("a", 1)}, "window", "window"),
         ({"scale": "big"}, "scale", "scale"),
         ({"priority": -1}, "priority", "priority"),
+        ({"deadline": "soon"}, "deadline", "'soon'"),
+        ({"deadline": float("nan")}, "deadline", "nan"),
         ({"alibi_slopes": "steep"}, "alibi_slopes", "alibi_slopes"),
         ({"cu_seqlens_q": [0.5, 1.5]}, "cu_seqlens_q", "cu_seqlens_q"),
     ],

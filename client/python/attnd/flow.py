@@ -22,6 +22,7 @@ REGION_FROM_BYTES = 64 << 10
 STREAM_FROM_BYTES = 64 << 20
 # Messages of this size and more have a connection of their own, so that they do not delay small ones.
 BULK_BYTES = 64 << 10
+_FOREVER_S = 100 * 365 * 86400.0  # as good as no deadline, and does not overflow gRPC's clock
 TRANSPORTS = ("auto", "unary", "stream", "region")
 
 
@@ -106,7 +107,7 @@ class Core:
 
     def compute(self, problem: Problem) -> Steps[Result]:
         request = wire.read(problem)
-        end = None if problem.deadline is None else time.monotonic() + problem.deadline
+        end = _end_of(problem.deadline)
         if self._may_use_region(request):
             region = yield from self._region_for(request, end)
             if region is not None:
@@ -196,6 +197,19 @@ class Core:
                 if wait_s is None or not self._budget.take():
                     raise
             yield Sleep(wait_s)
+
+
+def _end_of(deadline: Optional[float]) -> Optional[float]:
+    """On the monotonic clock."""
+    if deadline is None:
+        return None
+    try:
+        end = time.monotonic() + float(deadline)
+    except (TypeError, ValueError):
+        end = math.nan
+    if math.isnan(end):
+        raise InvalidArgument(f"deadline is {deadline!r}, must be in seconds, or None for none", field="deadline")
+    return end if deadline < _FOREVER_S else None
 
 
 def _left_s(end: Optional[float]) -> Optional[float]:
