@@ -1,6 +1,9 @@
 #include "server/executor/cpu_device.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <deque>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -9,6 +12,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/registry.h"
+#include "server/executor/head_slices.h"
 
 namespace attnd::server {
 namespace {
@@ -64,12 +68,70 @@ class CpuDevice final : public Device {
   }
 
   absl::Status Begin(Stage stage, RunningBatch& batch) override {
-    return stage == Stage::kRun ? Run(batch.jobs) : absl::OkStatus();
+    if (stage != Stage::kRun) return absl::OkStatus();
+    std::vector<kernels::AttentionTask> tasks = TasksOf(batch.jobs);
+    const int64_t count = SliceCount(batch);
+    if (count <= 1) return Run(tasks);
+    Slices slices = CutUp(tasks, count);
+    if (slices.size() <= 1) return Run(tasks);
+    batch.in_slices = true;
+    batch.on_device = std::make_unique<SlicedBatch>(std::move(slices));
+    return RunNext(batch).status();
+  }
+
+  absl::StatusOr<bool> Done(RunningBatch& batch) override {
+    if (!batch.in_slices) return true;
+    return RunNext(batch);
   }
 
  private:
-  // Every problem of every request in one call of the backend.
-  absl::Status Run(std::vector<RunningJob>& jobs) {
+  using Slices = std::deque<std::vector<kernels::AttentionTask>>;
+
+  // The slices that are still to be computed.
+  struct SlicedBatch final : BatchOnDevice {
+    explicit SlicedBatch(Slices all) : slices(std::move(all)) {}
+    Slices slices;
+  };
+
+  static int64_t SliceCount(const RunningBatch& batch) {
+    Duration predicted{};
+    for (const RunningJob& running : batch.jobs) predicted += running.job->predicted();
+    return predicted <= batch.max_slice ? 1 : predicted / batch.max_slice + 1;
+  }
+
+  // Into this many of about the same FLOPs, as far as heads go.
+  static Slices CutUp(const std::vector<kernels::AttentionTask>& tasks, int64_t count) {
+    double flops = 0;
+    for (const kernels::AttentionTask& task : tasks) flops += kernels::Flops(task.problem);
+    const double slice_flops = flops / static_cast<double>(count);
+    Slices slices;
+    double left = 0;  // of the last slice
+    for (const kernels::AttentionTask& task : tasks) {
+      const double task_flops = kernels::Flops(task.problem);
+      const auto parts = static_cast<int64_t>(std::ceil(task_flops / std::max(slice_flops, 1.0)));
+      for (kernels::AttentionTask& part : CutByHeads(task, parts)) {
+        const double part_flops = kernels::Flops(part.problem);
+        if (slices.empty() || part_flops > left) {
+          slices.emplace_back();
+          left = slice_flops;
+        }
+        slices.back().push_back(std::move(part));
+        left -= part_flops;
+      }
+    }
+    return slices;
+  }
+
+  // True if it was the last.
+  absl::StatusOr<bool> RunNext(RunningBatch& batch) {
+    Slices& slices = static_cast<SlicedBatch&>(*batch.on_device).slices;
+    if (absl::Status status = Run(slices.front()); !status.ok()) return status;
+    slices.pop_front();
+    batch.in_slices = !slices.empty();
+    return !batch.in_slices;
+  }
+
+  std::vector<kernels::AttentionTask> TasksOf(std::vector<RunningJob>& jobs) const {
     std::vector<kernels::AttentionTask> tasks;
     for (RunningJob& running : jobs) {
       const Request& request = running.job->request();
@@ -79,6 +141,11 @@ class CpuDevice final : public Device {
         if (running.kernel.empty()) running.kernel = tasks.back().plan.kernel;
       }
     }
+    return tasks;
+  }
+
+  // All of them in one call of the backend.
+  absl::Status Run(const std::vector<kernels::AttentionTask>& tasks) {
     if (tasks.empty()) return absl::OkStatus();
     const absl::StatusOr<void*> workspace = workspace_.Get(backend_->WorkspaceBytes(tasks));
     if (!workspace.ok()) return workspace.status();

@@ -41,6 +41,11 @@ struct RunningJob {
 // Jobs that were cancelled or expired between two stages move to `ended`, so that a stage sees only
 // those that still count, while memory that the device may be using stays.
 struct RunningBatch {
+  // How long a part of the run stage may take, where the device can compute the batch in parts.
+  Duration max_slice = Duration::max();
+  // True from when such a device has begun the run stage until it is done: each look of Done then
+  // computes a part, and between them other batches may go through all stages.
+  bool in_slices = false;
   std::vector<RunningJob> jobs;
   std::vector<RunningJob> ended;
   std::unique_ptr<BatchOnDevice> on_device;  // the device's; last, so that it goes first
@@ -83,7 +88,9 @@ class Device {
   // again later. INTERNAL: the device is lost.
   virtual absl::Status Begin(Stage stage, RunningBatch& batch) = 0;
 
-  // Whether the stage begun last is done; does not wait. Fails as Begin does, but for UNAVAILABLE.
+  // Whether the stage begun last is done; does not wait, but for the next part of a batch
+  // in_slices, whose jobs may have ended since: theirs is then computed for nothing. Fails as Begin
+  // does, but for UNAVAILABLE.
   virtual absl::StatusOr<bool> Done(RunningBatch& /*batch*/) { return true; }
 
   // Where pinned memory, which this device copies from and to at full speed, comes from; null: any
