@@ -52,7 +52,7 @@ class Fake:
     def service(self, call):
         if call.method.endswith("/ComputeStream"):
             return grpc.stream_stream_rpc_method_handler(self.stream)
-        return grpc.unary_unary_rpc_method_handler(self.compute)
+        return grpc.unary_unary_rpc_method_handler(self.compute) if call.method.endswith("/Compute") else None
 
     def next(self, context):
         self.metadata.append(dict(context.invocation_metadata()))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -191,6 +192,26 @@ def test_a_server_that_is_started_anew(connect, tmp_path, mebibytes, transport):
             assert server.stop() == 0, server.log()
         with pytest.raises(attnd.Unavailable):
             client.compute(problem)
+
+
+@pytest.mark.parametrize("transport", ["unary", "stream"])
+def test_a_server_that_is_there_again_is_found_at_once(connect, tmp_path, transport):
+    """gRPC 1.51 tries to connect during calls, and between them every 5 s only."""
+    flags = ["--drain_delay_ms=0", f"--listen=unix:{tmp_path}/socket"]
+    client = connect(f"unix:{tmp_path}/socket", transport=transport, local_socket="none")
+    server = Attnd(tmp_path, *flags)
+    try:
+        client.compute(small_problem())
+        for _ in range(2):
+            server.stop()
+            with pytest.raises(attnd.Unavailable):
+                client.compute(small_problem())
+            server = Attnd(tmp_path, *flags)
+            begin = time.monotonic()
+            wait_until(lambda: answers(client, small_problem(), transport), "calls are answered")
+            assert time.monotonic() - begin < 3
+    finally:
+        server.stop()
 
 
 def answers(client, problem, transport):

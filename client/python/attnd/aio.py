@@ -11,7 +11,7 @@ import grpc.aio
 from attnd.client import Output, output_of
 from attnd.connection import Call, Connection
 from attnd.errors import FailedPrecondition
-from attnd.flow import BULK_BYTES, SERVICE, Core, channel_options, metadata
+from attnd.flow import SERVICE, Core, channel_options, is_bulk, metadata
 from attnd.problem import Problem, Result, ServerInfo, Window
 from attnd.steps import Sleep, Step, Steps, Stream, Work
 
@@ -138,14 +138,14 @@ class AsyncClient:
         if isinstance(step, Work):
             return step.run() if step.size_bytes <= _INLINE_BYTES else await self._on_thread(step.run, lambda: None)
         if isinstance(step, Sleep):
-            return await asyncio.sleep(step.seconds)
+            return await asyncio.sleep(step.seconds)  # gRPC's own thread tries to connect meanwhile
         if isinstance(step, Stream):
             # gRPC's asyncio loses the status of a stream that the server ends while the client writes, and the loop would
             # stand still while chunks are copied.
             call = Call()
             return await self._on_thread(lambda: self._threads.stream(step, call), call.cancel)
         try:
-            channel = self._bulk if len(step.message) >= BULK_BYTES else self._control
+            channel = self._bulk if is_bulk(step) else self._control
             method = channel.unary_unary(SERVICE + step.method)
             return await method(step.message, timeout=step.timeout_s, metadata=metadata(step))
         except grpc.aio.AioRpcError as error:

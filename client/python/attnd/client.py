@@ -148,7 +148,7 @@ class Client:
         if isinstance(step, Work):
             return step.run()
         if isinstance(step, Sleep):
-            return (call or Call())._wait(step.seconds)
+            return self._connection.sleep(step, call or Call())
         if isinstance(step, Unary):
             return self._connection.unary(step, call)
         return self._connection.stream(step, call)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+import time
 from typing import Any, Optional
 
 import grpc
 
 from attnd.errors import Cancelled, Error, Internal
-from attnd.flow import BULK_BYTES, SERVICE, Core, channel_options, metadata
+from attnd.flow import SERVICE, Core, channel_options, is_bulk, metadata
 from attnd.problem import Result
-from attnd.steps import Stream, Unary
+from attnd.steps import Sleep, Stream, Unary
 
 
 class Call:
@@ -67,9 +68,9 @@ class Connection:
         options = channel_options(core.address)
         self._control, self._bulk = (grpc.insecure_channel(core.address, options=options) for _ in range(2))
         self._methods = {
-            (method, is_bulk): channel.unary_unary(SERVICE + method)
+            (method, bulk): channel.unary_unary(SERVICE + method)
             for method in ("Compute", "GetServerInfo")
-            for is_bulk, channel in ((False, self._control), (True, self._bulk))
+            for bulk, channel in ((False, self._control), (True, self._bulk))
         }
         self._compute_stream = self._bulk.stream_stream(SERVICE + "ComputeStream")
 
@@ -79,7 +80,7 @@ class Connection:
         self._bulk.close()
 
     def unary(self, step: Unary, call: Optional[Call]) -> bytes:
-        method = self._methods[step.method, len(step.message) >= BULK_BYTES]
+        method = self._methods[step.method, is_bulk(step)]
         answer: bytes
         try:
             if call is None:  # which wakes up sooner than a future's waiter
@@ -93,6 +94,21 @@ class Connection:
             raise Cancelled("cancelled by the caller") from None
         except (grpc.RpcError, ValueError) as error:
             raise self._error_of(error) from None
+
+    def sleep(self, step: Sleep, call: Call) -> None:
+        """Ends early where the server is found again."""
+        end = time.monotonic() + step.seconds
+        if step.is_down:
+            # Some versions try to connect during calls, and between calls every 5 s only.
+            ask = self._methods["GetServerInfo", step.is_bulk].future
+            try:
+                rpc = ask(b"", timeout=step.seconds, wait_for_ready=True)
+                call._runs(rpc)
+                rpc.result()
+                return
+            except (grpc.RpcError, grpc.FutureCancelledError, ValueError):
+                pass  # it is for the next try to tell
+        call._wait(end - time.monotonic())
 
     def stream(self, step: Stream, call: Optional[Call]) -> None:
         rpc: Any = None

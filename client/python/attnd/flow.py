@@ -49,6 +49,10 @@ def metadata(step: Step) -> Tuple[Tuple[str, str], ...]:
     return (("attnd-request-bytes", str(size_bytes)),)
 
 
+def is_bulk(step: Step) -> bool:
+    return isinstance(step, Stream) or (isinstance(step, Unary) and len(step.message) >= BULK_BYTES)
+
+
 class Core:
     """A client but for its connections. Thread-safe."""
 
@@ -189,14 +193,16 @@ class Core:
             if left_s is not None and left_s <= 0:
                 raise DeadlineExceeded("the deadline passed before the call was sent")
             tries += 1
+            sent = step(left_s)
             try:
-                return (yield step(left_s)), tries
+                return (yield sent), tries
             except Error as error:
                 error.tries = tries
                 wait_s = retry.wait_s(error, tries, self._max_tries, _left_s(end), random.random())
                 if wait_s is None or not self._budget.take():
                     raise
-            yield Sleep(wait_s)
+                is_down = error.code == "UNAVAILABLE" and not error.from_attnd
+            yield Sleep(wait_s, is_bulk(sent), is_down)
 
 
 def _end_of(deadline: Optional[float]) -> Optional[float]:

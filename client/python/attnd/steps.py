@@ -26,7 +26,11 @@ class Stream(NamedTuple):
 
 
 class Sleep(NamedTuple):
+    """A wait before another try."""
+
     seconds: float
+    is_bulk: bool  # which connection that goes by
+    is_down: bool  # nothing answered there
 
 
 class Work(NamedTuple):
