@@ -342,7 +342,7 @@ class Server::Impl {
       };
       executors_.push_back(std::make_unique<Executor>(executor, &scheduler, &device,
                                                       &answer_memory_.pool, &clock_, &metrics_));
-      lanes.push_back({&device, &scheduler});
+      lanes.push_back({&device, &scheduler, executors_.back().get()});
     }
     dispatcher_ = std::make_unique<Dispatcher>(std::move(lanes), &clock_);
     // Makes the first pinned slabs, so that the first call does not wait for them.

@@ -67,6 +67,8 @@ class CpuDevice final : public Device {
     return backend_->Supports(problem);
   }
 
+  bool runs_anywhere() const override { return true; }
+
   absl::Status Begin(Stage stage, RunningBatch& batch) override {
     if (stage != Stage::kRun) return absl::OkStatus();
     std::vector<kernels::AttentionTask> tasks = TasksOf(batch.jobs);

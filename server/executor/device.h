@@ -79,6 +79,10 @@ class Device {
   // How many batches may be under way at once. 1: each stage is done when Begin returns.
   virtual int max_batches() const { return 1; }
 
+  // Whether any thread may call the stages, one at a time: a small batch may then run on the thread
+  // that brings it.
+  virtual bool runs_anywhere() const { return false; }
+
   // Takes what the job needs of the device into running.on_device. UNAVAILABLE: no room now, try
   // again when a batch has ended or after a while. RESOURCE_EXHAUSTED with pushback -1: never.
   virtual absl::Status Reserve(RunningJob& /*running*/) { return absl::OkStatus(); }

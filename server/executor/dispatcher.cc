@@ -117,7 +117,11 @@ absl::Status Dispatcher::Supports(const kernels::AttentionProblem& problem) cons
 }
 
 absl::Status Dispatcher::Submit(const JobPtr& job) {
-  if (lanes_.size() == 1) return lanes_[0].scheduler->Submit(job);
+  if (lanes_.size() == 1) {
+    const Lane& lane = lanes_[0];
+    if (lane.executor != nullptr && lane.executor->RunHere(job)) return absl::OkStatus();
+    return lane.scheduler->Submit(job);
+  }
   std::vector<size_t> able;
   absl::Status why_not;
   const int only = job->request().gpu.device;  // whose memory has some of the tensors

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "server/clock.h"
 #include "server/executor/device.h"
+#include "server/executor/executor.h"
 #include "server/scheduler/scheduler.h"
 
 namespace attnd::server {
@@ -32,10 +33,12 @@ class RateEstimate {
   double per_second_ = 0;
 };
 
-// A device with the queue in front of it.
+// A device with the queue in front of it, and who runs what is in it. Without an executor every
+// request goes through the queue.
 struct Lane {
   Device* device = nullptr;
   Scheduler* scheduler = nullptr;
+  Executor* executor = nullptr;
 };
 
 // A request goes to the device that will finish it first: that with the least (work it has + this
@@ -55,7 +58,7 @@ class Dispatcher {
   // OK if one device does; else why the first does not.
   absl::Status Supports(const kernels::AttentionProblem& problem) const;
   // As Scheduler::Submit and Cancel; also UNIMPLEMENTED where no device supports all of its
-  // problems.
+  // problems. A small job may have ended when Submit returns (Executor::RunHere).
   absl::Status Submit(const JobPtr& job);
   void Cancel(const JobPtr& job);
 

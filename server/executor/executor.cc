@@ -5,6 +5,7 @@
 #include <chrono>
 #include <iterator>
 #include <list>
+#include <semaphore>
 #include <set>
 #include <string>
 #include <thread>
@@ -26,6 +27,10 @@ constexpr int kSpinLooks = 64;
 // next stage by less than a tenth of the millisecond that large batches take for one. A callback of
 // the driver would come no sooner, and would hold up the stream that it stands in.
 constexpr microseconds kNap{50};
+
+// What is predicted to take no longer may run on the thread that brings it: that thread has other
+// calls to serve, and to hand a request to another thread and its answer to gRPC's costs as much.
+constexpr microseconds kMostHere{50};
 
 struct StageStep {
   Stage stage;
@@ -123,8 +128,23 @@ class Executor::Impl {
 
   ~Impl() { thread_.join(); }
 
+  bool RunHere(const JobPtr& job) {
+    if (!device_->runs_anywhere() || !turn_.try_acquire()) return false;
+    absl::optional<Batch> batch;
+    if (lost_.ok() && !without_memory_) batch = scheduler_->TakeAlone(job, kMostHere);
+    if (batch) {
+      Take(*std::move(batch));
+      while (lost_.ok() && !under_way_.empty()) LookAtAll();
+      // The thread hears of it by that, and does the rest.
+      if (!lost_.ok()) scheduler_->Stop(LostStatus());
+    }
+    turn_.release();
+    return batch.has_value();
+  }
+
  private:
   void Loop() {
+    turn_.acquire();
     int idle_looks = 0;
     while (lost_.ok() && Fill()) {
       if (LookAtAll()) {
@@ -134,6 +154,15 @@ class Executor::Impl {
       }
     }
     if (!lost_.ok()) LoseDevice();
+    turn_.release();
+  }
+
+  // The next batch; others may have the turn meanwhile.
+  absl::optional<Batch> WaitForBatch() {
+    turn_.release();
+    absl::optional<Batch> batch = scheduler_->NextBatch();
+    turn_.acquire();
+    return batch;
   }
 
   // Takes batches while there is room for more. Waits for one, or for memory for one, only where
@@ -148,7 +177,7 @@ class Executor::Impl {
       }
       without_memory_ = false;
       absl::optional<Batch> batch = under_way_.empty()
-                                        ? scheduler_->NextBatch()
+                                        ? WaitForBatch()
                                         : scheduler_->NextBatchBefore(TimePoint::min());
       if (!batch) return !under_way_.empty();
       Take(*std::move(batch));
@@ -340,9 +369,13 @@ class Executor::Impl {
     done.job->Finish(std::move(answer), Stage::kDone);
   }
 
+  absl::Status LostStatus() const {
+    return absl::UnavailableError(absl::StrCat("device ", device_->Describe().id,
+                                               " was lost: ", std::string(lost_.message())));
+  }
+
   void LoseDevice() {
-    const absl::Status unavailable = absl::UnavailableError(absl::StrCat(
-        "device ", device_->Describe().id, " was lost: ", std::string(lost_.message())));
+    const absl::Status unavailable = LostStatus();
     for (const BatchRun& run : under_way_) FinishAll(run.batch, unavailable, run.step->stage);
     under_way_.clear();
     scheduler_->Stop(unavailable);
@@ -355,7 +388,10 @@ class Executor::Impl {
   BufferPool* const pool_;
   Clock* const clock_;
   Metrics* const metrics_;
-  // Of the thread.
+  // Whose turn it is to work the device, which has all that follows: the thread's, but while it
+  // waits for a batch with none under way. No mutex: a job's end, with the turn taken, may bring the
+  // next one.
+  std::binary_semaphore turn_{1};
   std::list<BatchRun> under_way_;  // in the order of beginning
   // When each stage was last seen done, by whichever batch.
   std::array<TimePoint, std::size(kSteps)> free_at_{};
@@ -373,5 +409,7 @@ Executor::Executor(const ExecutorOptions& options, Scheduler* scheduler, Device*
     : impl_(std::make_unique<Impl>(options, scheduler, device, pool, clock, metrics)) {}
 
 Executor::~Executor() = default;
+
+bool Executor::RunHere(const JobPtr& job) { return impl_->RunHere(job); }
 
 }  // namespace attnd::server

@@ -50,6 +50,11 @@ class Executor {
   // first).
   ~Executor();
 
+  // Runs a small job to its end on the caller's thread, if the device can (runs_anywhere), is idle,
+  // and the scheduler hands the job out at once: it then needs no other thread. False: nothing was
+  // done; Submit it. Thread-safe.
+  bool RunHere(const JobPtr& job);
+
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;

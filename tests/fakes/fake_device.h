@@ -82,6 +82,7 @@ class FakeDevice final : public server::Device {
     return absl::OkStatus();
   }
   int max_batches() const override { return max_batches_; }
+  bool runs_anywhere() const override { return max_batches_ == 1; }
   absl::Status Reserve(server::RunningJob& running) override {
     MutexLock lock(mutex_);
     const auto refusal = refusals_.find(running.job->request().request_id);

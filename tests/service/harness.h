@@ -45,6 +45,7 @@ class GatedDevice final : public server::Device {
   const server::DeviceDescription& Describe() const override { return device_->Describe(); }
   absl::Status Supports(const kernels::AttentionProblem& problem) const override;
   absl::Status Begin(server::Stage stage, server::RunningBatch& batch) override;
+  absl::StatusOr<bool> Done(server::RunningBatch& batch) override { return device_->Done(batch); }
 
   // head_dim that Supports() refuses; 0: none.
   std::atomic<int64_t> unsupported_head_dim{0};
