@@ -1,5 +1,7 @@
 #include "server/executor/executor.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -25,12 +27,17 @@ constexpr std::chrono::milliseconds kMemoryRetry{10};
 constexpr int kSpinLooks = 64;
 // ... and then with naps of this length, which cost a percent or two of a processor and hold up the
 // next stage by less than a tenth of the millisecond that large batches take for one. A callback of
-// the driver would come no sooner, and would hold up the stream that it stands in.
-constexpr microseconds kNap{50};
+// the driver would come no sooner, and would hold up the stream that it stands in. Linux lets naps
+// take 50 us longer than asked, to wake several threads at once, unless it is told not to.
+constexpr microseconds kNap{25};
+constexpr unsigned long kTimerSlackNs = 1000;
 
 // What is predicted to take no longer may run on the thread that brings it: that thread has other
 // calls to serve, and to hand a request to another thread and its answer to gRPC's costs as much.
 constexpr microseconds kMostHere{50};
+
+// Long batches that take turns, a slice each: more would only all end later.
+constexpr int kMostInSlices = 2;
 
 struct StageStep {
   Stage stage;
@@ -144,6 +151,7 @@ class Executor::Impl {
 
  private:
   void Loop() {
+    prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
     turn_.acquire();
     int idle_looks = 0;
     while (lost_.ok() && Fill()) {
@@ -168,7 +176,7 @@ class Executor::Impl {
   // Takes batches while there is room for more. Waits for one, or for memory for one, only where
   // none is under way. False if there will be no more.
   bool Fill() {
-    while (lost_.ok() && static_cast<int>(under_way_.size()) < device_->max_batches()) {
+    while (lost_.ok() && HasRoom()) {
       if (without_memory_ && under_way_.empty()) {
         pool_->WaitForRelease(releases_seen_, *clock_, retry_at_);
       } else if (without_memory_ && pool_->releases() == releases_seen_ &&
@@ -178,11 +186,26 @@ class Executor::Impl {
       without_memory_ = false;
       absl::optional<Batch> batch = under_way_.empty()
                                         ? WaitForBatch()
-                                        : scheduler_->NextBatchBefore(TimePoint::min());
+                                        : scheduler_->NextBatchBefore(TimePoint::min(), Longest());
       if (!batch) return !under_way_.empty();
       Take(*std::move(batch));
     }
     return true;
+  }
+
+  static bool IsInSlices(const BatchRun& run) { return run.batch.in_slices; }
+  int64_t InSlices() const {
+    return std::count_if(under_way_.begin(), under_way_.end(), IsInSlices);
+  }
+
+  // Batches in slices leave room for others between their slices, ...
+  bool HasRoom() const {
+    return static_cast<int64_t>(under_way_.size()) - InSlices() < device_->max_batches();
+  }
+  // ... so that a short request waits for a slice, but once there are kMostInSlices of them for no
+  // further long one.
+  Duration Longest() const {
+    return InSlices() < kMostInSlices ? Duration::max() : scheduler_->max_batch_time();
   }
 
   void Take(Batch batch) {
@@ -192,31 +215,35 @@ class Executor::Impl {
     BatchRun run;
     run.id = batch.id;
     run.fill = scheduler_->FillOf(batch.jobs);
+    run.batch.max_slice = scheduler_->max_batch_time();
     run.batch.jobs = GiveMemory(std::move(batch.jobs), without_memory);
     without_memory_ = !without_memory.empty();
     if (without_memory_) scheduler_->Requeue(without_memory);
     if (run.batch.jobs.empty()) return;
     run.start = clock_->Now();
-    under_way_.push_back(std::move(run));
+    under_way_.insert(std::find_if(under_way_.begin(), under_way_.end(), IsInSlices),
+                      std::move(run));
   }
 
   // Until the device may have news; a batch that comes first is taken.
   void Nap() {
     const TimePoint until = clock_->Now() + kNap;
-    if (static_cast<int>(under_way_.size()) < device_->max_batches() && !without_memory_) {
-      absl::optional<Batch> batch = scheduler_->NextBatchBefore(until);
+    if (HasRoom() && !without_memory_) {
+      absl::optional<Batch> batch = scheduler_->NextBatchBefore(until, Longest());
       if (batch) return Take(*std::move(batch));
     }
     MutexLock lock(nap_mutex_);
     if (clock_->Now() < until) clock_->WaitUntil(never_, nap_mutex_, until);
   }
 
-  // Moves every batch on as far as it goes now. False if nothing moved.
+  // Moves every batch on as far as it goes now, but computes one slice at most, of the batch that
+  // has waited for its turn the longest. False if nothing moved.
   bool LookAtAll() {
     bool moved = false;
     for (auto run = under_way_.begin(); run != under_way_.end() && lost_.ok();) {
+      const bool was_in_slices = run->batch.in_slices;
       Look look = LookAt(*run);
-      while (look == Look::kProgress) {
+      while (look == Look::kProgress && !run->batch.in_slices) {
         moved = true;
         look = LookAt(*run);
       }
@@ -226,6 +253,10 @@ class Executor::Impl {
         // What it held may be what another waits for.
         without_memory_ = false;
         for (BatchRun& other : under_way_) other.retry_at = TimePoint::min();
+        if (was_in_slices) return true;
+      } else if (run->batch.in_slices) {
+        under_way_.splice(under_way_.end(), under_way_, run);
+        return true;
       } else {
         ++run;
       }
@@ -236,14 +267,21 @@ class Executor::Impl {
   // One step of one batch: begins a stage, or sees that it is done.
   Look LookAt(BatchRun& run) {
     if (!run.begun) return BeginStep(run);
+    const bool in_slices = run.batch.in_slices;
+    const TimePoint slice_at = in_slices ? clock_->Now() : TimePoint();
+    if (in_slices) {
+      EndCancelledAndExpired(run.batch, slice_at, Stage::kRun);
+      if (run.batch.jobs.empty()) return Look::kEnded;
+    }
     const absl::StatusOr<bool> done = device_->Done(run.batch);
     if (!done.ok()) return Fail(run, done.status());
+    if (in_slices) run.busy += clock_->Now() - slice_at;
     if (!*done) return Look::kNothingNew;
     const TimePoint now = clock_->Now();
     run.timing.*run.step->time_us = ToMicroseconds(now - run.begun_at);
     // A stage that had to wait for that of the batch before was not this batch's alone.
     TimePoint& free_at = free_at_[run.step - std::begin(kSteps)];
-    run.busy = std::max(run.busy, now - std::max(run.begun_at, free_at));
+    if (!in_slices) run.busy = std::max(run.busy, now - std::max(run.begun_at, free_at));
     free_at = now;
     if (run.step->stage == Stage::kRun) ObserveRun(run, now);
     run.begun = false;
@@ -268,6 +306,7 @@ class Executor::Impl {
     if (!status.ok()) return Fail(run, status);
     run.begun = true;
     run.begun_at = now;
+    if (run.batch.in_slices) run.busy = clock_->Now() - now;
     return Look::kProgress;
   }
 
@@ -389,8 +428,8 @@ class Executor::Impl {
   Clock* const clock_;
   Metrics* const metrics_;
   // Whose turn it is to work the device, which has all that follows: the thread's, but while it
-  // waits for a batch with none under way. No mutex: a job's end, with the turn taken, may bring the
-  // next one.
+  // waits for a batch with none under way. No mutex: a job's end, with the turn taken, may bring
+  // the next one.
   std::binary_semaphore turn_{1};
   std::list<BatchRun> under_way_;  // in the order of beginning
   // When each stage was last seen done, by whichever batch.

@@ -31,6 +31,11 @@ struct ExecutorOptions {
 // others do. While any is under way, the thread never waits for the scheduler alone: it looks at
 // the device a few dozen times, then between naps.
 //
+// A batch that the device computes in slices (RunningBatch::in_slices) does not count among those:
+// others begin and end between its slices, two such batches take turns, and jobs of theirs that are
+// cancelled or expire end before the next slice. So where a device computes on the executor's
+// thread, a short request waits for a slice, and not for the whole of a long one.
+//
 // Jobs that the pool or the device has no room for go back to their places in the queue, where
 // deadlines and cancellation still count, and are tried again when something is given back; those
 // that found room run meanwhile. An answer that can never fit beside its own payload ends as

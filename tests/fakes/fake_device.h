@@ -45,6 +45,11 @@ class FakeDevice final : public server::Device {
     MutexLock lock(mutex_);
     passes_[id] += stages;
   }
+  // The batch whose first request this is runs in so many slices, the first as the stage begins.
+  void Slice(const std::string& id, int slices) {
+    MutexLock lock(mutex_);
+    slices_[id] = slices;
+  }
   // From now on every other look sees the stage done.
   void PassSometimes() {
     MutexLock lock(mutex_);
@@ -93,16 +98,19 @@ class FakeDevice final : public server::Device {
       for (server::RunningJob& running : batch.jobs) {
         running.kernel = "attn_fwd_f32_d64_full_fake";
       }
+      MutexLock lock(mutex_);
+      batch.in_slices = slices_.count(IdOf(batch)) != 0;
     }
     return Do(stage, batch.jobs);
   }
   absl::StatusOr<bool> Done(server::RunningBatch& batch) override {
+    if (batch.in_slices) return NextSlice(batch);
     MutexLock lock(mutex_);
     if (max_batches_ == 1) return true;
     ++looks_;
     looked_.NotifyAll();
     if (pass_sometimes_) return looks_ % 2 == 0;
-    const std::string& id = batch.jobs.front().job->request().request_id;
+    const std::string& id = IdOf(batch);
     if (const auto lost = lost_.find(id); lost != lost_.end()) return lost->second;
     auto& passes = passes_[id];
     if (passes == 0) return false;
@@ -111,6 +119,19 @@ class FakeDevice final : public server::Device {
   }
 
  private:
+  static const std::string& IdOf(const server::RunningBatch& batch) {
+    return batch.jobs.front().job->request().request_id;
+  }
+
+  absl::StatusOr<bool> NextSlice(server::RunningBatch& batch) {
+    const std::string id = IdOf(batch);
+    const absl::Status status = Do(server::Stage::kRun, batch.jobs);
+    if (!status.ok()) return status;
+    MutexLock lock(mutex_);
+    batch.in_slices = --slices_[id] > 1;
+    return !batch.in_slices;
+  }
+
   absl::Status Do(server::Stage stage, std::vector<server::RunningJob>& batch) {
     Hook hook;
     {
@@ -138,6 +159,7 @@ class FakeDevice final : public server::Device {
   CondVar looked_;  // or logged
   bool pass_sometimes_ ABSL_GUARDED_BY(mutex_) = false;
   int looks_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int> slices_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int> passes_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, absl::Status> lost_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, absl::Status> refusals_ ABSL_GUARDED_BY(mutex_);
