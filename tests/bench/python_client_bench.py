@@ -79,7 +79,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin", help="the folder with attnd and attnload")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a way in a round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a way in a round")
     parser.add_argument("--bytes", type=int, nargs="+", default=[4 << 10, 64 << 20])
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -103,6 +103,7 @@ class AsyncClient:
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # till none writes to an `out` any more
 
     async def server_info(self, *, deadline: Optional[float] = 10.0) -> ServerInfo:
         """What the server is and allows. `deadline` in seconds."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import threading
-from typing import Any, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Deque, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
 
 from attnd.connection import Call, Connection
 from attnd.flow import Core
@@ -26,7 +27,7 @@ class Client:
     Calls are sent again by rule (Compute has no side effects): UNAVAILABLE; RESOURCE_EXHAUSTED where the server says
     when; UNKNOWN and INTERNAL that are not attnd's own. Within the deadline, and within a budget of a tenth of the calls.
 
-    After a fork the child's calls raise FailedPrecondition: it makes a client of its own, in a spawned process.
+    A fork takes no client along: in the child, calls raise FailedPrecondition. Spawn processes that are to make calls.
     """
 
     def __init__(
@@ -112,18 +113,25 @@ class Client:
 
         The first error is raised; the calls that are under way then are cancelled.
         """
-        started: List[Tuple[Problem, Call]] = []
+        started: Deque[Tuple[Problem, Call]] = collections.deque()
         outputs: List[Output] = []
+
+        def end_first() -> None:
+            problem, call = started[0]
+            outputs.append(output_of(problem, call.result()))
+            started.popleft()
+
         try:
             for problem in problems:
-                if len(started) - len(outputs) >= in_flight:
-                    outputs.append(output_of(started[len(outputs)][0], started[len(outputs)][1].result()))
+                if len(started) >= in_flight:
+                    end_first()
                 started.append((problem, self.submit(problem)))
-            for problem, call in started[len(outputs) :]:
-                outputs.append(output_of(problem, call.result()))
+            while started:
+                end_first()
         finally:
-            for _, call in started[len(outputs) :]:
+            for _, call in started:
                 call.cancel()
+            concurrent.futures.wait([call._future for _, call in started])  # till none writes to an `out` any more
         return outputs
 
     def server_info(self, *, deadline: Optional[float] = 10.0) -> ServerInfo:
