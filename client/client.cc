@@ -260,7 +260,7 @@ class ClientImpl : public Client {
     const ExpectedAnswer expected(request);
     ComputeCall::Start(
         core_, *std::move(encoded), expected, time.left(),
-        [waiter, expected](Reply reply) { waiter->Take(expected, std::move(reply)); });
+        [waiter, expected](Reply reply) { waiter->Take(expected, std::move(reply)); }, true);
     return waiter->Wait(expected);
   }
 
