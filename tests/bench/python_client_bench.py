@@ -81,6 +81,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a way in a round")
     parser.add_argument("--bytes", type=int, nargs="+", default=[4 << 10, 64 << 20])
+    parser.add_argument("--transports", nargs="+", default=["unary", "stream", "region"])
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -93,7 +94,7 @@ def main():
         process, server = start(pathlib.Path(arguments.bin) / "attnd", folder)
         try:
             for bytes_ in arguments.bytes:
-                for transport in ("unary", "stream", "region"):
+                for transport in arguments.transports:
                     pairs = [
                         (cpp_us(arguments, server, transport, bytes_), python_us(arguments, server, transport, bytes_))
                         for _ in range(arguments.rounds)
