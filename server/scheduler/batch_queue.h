@@ -38,10 +38,10 @@ inline constexpr std::chrono::seconds kAgeStep{1};
 // up, and is behind nobody. So
 //   - of the device time that is handed out while it has requests waiting, a tenant gets
 //     weight / (weights of all that have), to within one request of its own and one of each other;
-//   - a tenant that had nothing waiting is in the next batch, whatever others have: it waits for
-//   the
-//     batch that runs and for its own, max_slice_us together, as a batch holds half of that (unless
-//     one request alone takes longer), and max_batch_delay_us.
+//   - a tenant that had nothing waiting is in the next batch, however much others have: it waits
+//     for what has been handed out and for its own batch, each of half of max_slice_us (unless one
+//     request alone takes longer and cannot be cut), and for max_batch_delay_us. On a CPU one batch
+//     or slice has been handed out, on a GPU there may be three.
 //
 // Within a tenant: level, then deadline, then arrival. A request starts at its priority's level and
 // rises by one after each kAgeStep since its arrival; at level 0, above every priority, deadlines
