@@ -26,17 +26,23 @@ void UnaryCall::OnMessage() {
                Stage::kReceive);
   }
   has_message_ = true;
+  if (static_cast<int64_t>(message_.Length()) <= kInlineBytes) return Received();
   request_.Swap(&message_);
   ReadOn();
 }
 
 void UnaryCall::OnCallerClosed() {
-  ReceivedAll();
   if (!has_message_) {
+    ReceivedAll();
     return End(absl::InvalidArgumentError("the call carries no ComputeRequest"), Stage::kReceive);
   }
-  arrival_ = parts_.clock->Now();
   message_.Swap(&request_);
+  Received();
+}
+
+void UnaryCall::Received() {
+  ReceivedAll();
+  arrival_ = parts_.clock->Now();
   const auto bytes = static_cast<int64_t>(message_.Length());
   absl::Status status = CheckRequestSize(bytes, parts_.limits.max_message_bytes);
   if (status.ok()) status = CheckDeclared();

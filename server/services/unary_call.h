@@ -8,7 +8,8 @@
 
 namespace attnd::server {
 
-// One message, then the caller's end; one message back.
+// One message, then the caller's end; one message back. For the end of a caller whose message is
+// small nobody waits: that is a read more, and its event.
 class UnaryCall final : public ComputeCall {
  public:
   UnaryCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
@@ -17,6 +18,8 @@ class UnaryCall final : public ComputeCall {
  private:
   void OnMessage() override;
   void OnCallerClosed() override;
+  // The request is in message_.
+  void Received();
   void SendAnswer(const Request& request, Answer answer) override;
   const char* transport() const override { return "unary"; }
   void Drop() override { request_.Clear(); }

@@ -164,10 +164,22 @@ TEST(ErrorsTest, ACallCarriesExactlyOneMessage) {
   const grpc::Status none = StreamOf(server.channel(), {});
   EXPECT_EQ(none.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(none.error_message(), HasSubstr("no ComputeRequest"));
-  const grpc::Status two = StreamOf(server.channel(), {good, good});
+  // A large one is taken when its caller has ended; a small one at once, whatever follows.
+  const std::string large =
+      MakeRequest({1, 1, 1, 5000, 1, 128, v1::DATA_TYPE_FLOAT32}).SerializeAsString();
+  ASSERT_GT(large.size(), size_t{2} << 20);
+  const grpc::Status two = StreamOf(server.channel(), {large, large});
   EXPECT_EQ(two.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(two.error_message(), HasSubstr("more than one"));
-  ExpectBalance(server, 2);
+  RawStream small(server.channel(), kComputeMethod);
+  small.Write(good);
+  small.Write(good);
+  std::string answer;
+  EXPECT_TRUE(small.Read(&answer));
+  EXPECT_FALSE(small.Read(&answer)) << "one answer is all";
+  const grpc::Status status = small.Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::OK) << status.error_message();
+  ExpectBalance(server, 3);
 }
 
 TEST(ErrorsTest, AnUnknownMethodIsNamed) {
