@@ -96,7 +96,7 @@ std::vector<AttentionProblem> Problems() {
                                     .batch = 2,
                                     .q_heads = 12,
                                     .kv_heads = 6,
-                                    .q_len = 70,
+                                    .q_len = 33,
                                     .kv_len = 133,
                                     .head_dim = 72,
                                     .mask = {},
