@@ -2,7 +2,6 @@
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/resource_quota.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
@@ -27,29 +26,17 @@
 #include "server/memory/slab_allocator.h"
 #include "server/region_host.h"
 #include "server/services/attention_service.h"
+#include "server/transport.h"
 #include "server/warm_up.h"
 
 namespace attnd::server {
 namespace {
 
-// Per connection. A stream nobody reads yet holds one window, 64 KB: 32 MB.
-constexpr int kMaxConcurrentStreams = 512;
 // Callers that wait for receive memory; each holds a stream and its first window.
 constexpr int64_t kMaxReceiveWaiting = 4096;
-// A client may send keepalive pings this often without being cut off, calls or not.
-constexpr int kMinPingIntervalMs = 1000;
-// A caller whose machine or link is gone is noticed within the sum of these.
-constexpr int kKeepaliveTimeMs = 60'000;
-constexpr int kKeepaliveTimeoutMs = 20'000;
 // Time for callers to read the last answers of a drain, for a closed connection may lose what is
 // unread; and for gRPC to take leave of connections and watchers.
 constexpr std::chrono::milliseconds kGoodbye(250);
-
-// gRPC's own books: what is received, and slack for connections, streams that wait, and the
-// grain of its reads. Only callers that declare too little get this far.
-int64_t QuotaBytes(int64_t receive_bytes) {
-  return receive_bytes + receive_bytes / 4 + (int64_t{64} << 20);
-}
 
 int WorkerThreads() { return std::clamp(kernels::UsableProcessors() / 2, 2, 8); }
 
@@ -98,27 +85,6 @@ v1::GetServerInfoResponse ServerInfo(const ServerOptions& options, int64_t max_s
   limits->set_receive_bytes(options.receive_bytes);
   limits->set_max_stream_bytes(max_stream_bytes);
   return info;
-}
-
-void ConfigureTransport(grpc::ServerBuilder& builder, const ServerOptions& options) {
-  grpc::ResourceQuota quota("attnd");
-  quota.Resize(static_cast<size_t>(QuotaBytes(options.receive_bytes)));
-  builder.SetResourceQuota(quota);
-  // gRPC looks at the size only when it has received all, and refuses without our trailer and our
-  // count: the limit is ComputeCall's. Beyond this one, lengths would wrap.
-  builder.SetMaxReceiveMessageSize(std::numeric_limits<int>::max());
-  builder.SetMaxSendMessageSize(-1);
-  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
-  builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  // The probe's growing windows would take in megabytes of calls that wait for their permit.
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                             kMinPingIntervalMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveTimeMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
 }
 
 // Pinned memory is made in pieces of this size: some 20 ms each, seldom.
