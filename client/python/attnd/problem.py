@@ -34,7 +34,8 @@ class Problem:
     cu_seqlens_q, cu_seqlens_k: with "thd" only: batch + 1 offsets in tokens each, from 0.
     deadline: seconds that the call may take, its retries included; None: no limit of the client's.
     priority: 1 is the highest, 9 the lowest; 0 counts as 5.
-    out: where O goes: memory of q's shape and dtype, on this host; None: a new array.
+    out: where O goes: memory of q's shape and dtype, on this host; what is there after an error is of no use. None: a new
+        array.
     """
 
     q: Any
