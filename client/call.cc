@@ -110,8 +110,10 @@ class ComputeCall::UnaryTry final : public Try, public grpc::ClientUnaryReactor 
 class ComputeCall::BlockingTry final : public Try {
  public:
   BlockingTry(std::shared_ptr<ComputeCall> call, std::shared_ptr<grpc::ClientContext> context,
-              grpc::ByteBuffer message)
-      : Try(std::move(call), std::move(context)), message_(std::move(message)) {}
+              grpc::ByteBuffer message, absl::Duration busy_poll)
+      : Try(std::move(call), std::move(context)),
+        message_(std::move(message)),
+        asleep_from_(steady_clock::now() + absl::ToChronoNanoseconds(busy_poll)) {}
 
   void Run(std::shared_ptr<grpc::Channel> channel) override {
     grpc::GenericStub stub(std::move(channel));
@@ -120,12 +122,7 @@ class ComputeCall::BlockingTry final : public Try {
     reader->StartCall();
     grpc::Status status;
     reader->Finish(&answer_, &status, this);
-    void* tag = nullptr;
-    bool ok = false;
-    queue.Next(&tag, &ok);
-    queue.Shutdown();
-    while (queue.Next(&tag, &ok)) {
-    }
+    WaitForOne(queue);
     reader.reset();
     Done(ToAbsl(status));
   }
@@ -133,7 +130,23 @@ class ComputeCall::BlockingTry final : public Try {
   Answer TakeAnswer() override { return {std::move(answer_), nullptr}; }
 
  private:
+  // Ends the queue, too.
+  void WaitForOne(grpc::CompletionQueue& queue) {
+    using NextStatus = grpc::CompletionQueue::NextStatus;
+    void* tag = nullptr;
+    bool ok = false;
+    NextStatus next = NextStatus::TIMEOUT;
+    while (next == NextStatus::TIMEOUT && steady_clock::now() < asleep_from_) {
+      next = queue.AsyncNext(&tag, &ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
+    }
+    if (next == NextStatus::TIMEOUT) queue.Next(&tag, &ok);
+    queue.Shutdown();
+    while (queue.Next(&tag, &ok)) {
+    }
+  }
+
   grpc::ByteBuffer message_;
+  const steady_clock::time_point asleep_from_;
   grpc::ByteBuffer answer_;
 };
 
@@ -259,15 +272,15 @@ ComputeCall::ComputeCall(std::shared_ptr<Core> core, EncodedRequest request,
 std::shared_ptr<ComputeCall> ComputeCall::Start(std::shared_ptr<Core> core, EncodedRequest request,
                                                 const ExpectedAnswer& expected,
                                                 absl::optional<absl::Duration> timeout, Sink sink,
-                                                bool may_block) {
+                                                absl::optional<absl::Duration> busy_poll) {
   core->budget.OnCall();
   std::shared_ptr<ComputeCall> call(
       new ComputeCall(std::move(core), std::move(request), expected, timeout, std::move(sink)));
-  call->StartTry(may_block);
+  call->StartTry(busy_poll);
   return call;
 }
 
-void ComputeCall::StartTry(bool may_block) {
+void ComputeCall::StartTry(absl::optional<absl::Duration> busy_poll) {
   if (DeadlineLeft() <= absl::ZeroDuration()) {
     return Finish(absl::DeadlineExceededError("the deadline passed before the call was sent"), {});
   }
@@ -287,8 +300,9 @@ void ComputeCall::StartTry(bool may_block) {
     if (end_ == nullptr) return;  // cancelled during the wait
     if (request_.is_stream) {
       next = std::make_unique<StreamTry>(shared_from_this(), context, end_);
-    } else if (may_block) {
-      next = std::make_unique<BlockingTry>(shared_from_this(), context, ToMessage(request_, end_));
+    } else if (busy_poll) {
+      next = std::make_unique<BlockingTry>(shared_from_this(), context, ToMessage(request_, end_),
+                                           *busy_poll);
     } else {
       next = std::make_unique<UnaryTry>(shared_from_this(), context, ToMessage(request_, end_));
     }

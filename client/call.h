@@ -65,11 +65,12 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
  public:
   using Sink = std::function<void(Reply)>;
 
-  // may_block: the first try may be over before this returns.
-  static std::shared_ptr<ComputeCall> Start(std::shared_ptr<Core> core, EncodedRequest request,
-                                            const ExpectedAnswer& expected,
-                                            absl::optional<absl::Duration> timeout, Sink sink,
-                                            bool may_block = false);
+  // With a busy_poll this waits for the first try, and looks for its answer so long before it
+  // sleeps; then the call may be over.
+  static std::shared_ptr<ComputeCall> Start(
+      std::shared_ptr<Core> core, EncodedRequest request, const ExpectedAnswer& expected,
+      absl::optional<absl::Duration> timeout, Sink sink,
+      absl::optional<absl::Duration> busy_poll = absl::nullopt);
 
   void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -97,7 +98,8 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   ComputeCall(std::shared_ptr<Core> core, EncodedRequest request, const ExpectedAnswer& expected,
               absl::optional<absl::Duration> timeout, Sink sink);
 
-  void StartTry(bool may_block = false) ABSL_LOCKS_EXCLUDED(mutex_);
+  void StartTry(absl::optional<absl::Duration> busy_poll = absl::nullopt)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void OnTryDone(std::unique_ptr<Try> done, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // How long to wait before the next try, if there is to be one.
   absl::optional<absl::Duration> WaitBeforeRetry(const grpc::ClientContext& context,

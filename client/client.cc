@@ -43,6 +43,11 @@ bool IsShort(const Reply& reply) {
   return reply.may_go_on_here && reply.message.Length() <= kInlineBytes;
 }
 
+bool IsOnGpu(const AttentionRequest& request) {
+  const LocalRegion* const region = request.q.region;
+  return region != nullptr && region->on_gpu();
+}
+
 // Where a synchronous call waits: for its result, or for what that is to be made of.
 struct Waiter {
   Mutex mutex;
@@ -260,7 +265,8 @@ class ClientImpl : public Client {
     const ExpectedAnswer expected(request);
     ComputeCall::Start(
         core_, *std::move(encoded), expected, time.left(),
-        [waiter, expected](Reply reply) { waiter->Take(expected, std::move(reply)); }, true);
+        [waiter, expected](Reply reply) { waiter->Take(expected, std::move(reply)); },
+        IsOnGpu(request) ? core_->options.busy_poll : absl::ZeroDuration());
     return waiter->Wait(expected);
   }
 

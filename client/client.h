@@ -194,6 +194,9 @@ struct ClientOptions {
   std::string local_socket;
   // Regions that the client makes for tensors that lie elsewhere, together at most, used or kept.
   int64_t max_region_bytes = int64_t{2} << 30;
+  // A synchronous call on memory of a GPU looks for its answer this long before it sleeps, as
+  // CUDA's own waiting does: to be woken may take a tenth of the call's time. Zero: it sleeps.
+  absl::Duration busy_poll = absl::Milliseconds(20);
 };
 inline constexpr char kNoLocalSocket[] = "none";
 

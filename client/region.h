@@ -81,6 +81,8 @@ class LocalRegion {
   // False once the server has ended the connection: the handle is worth nothing then.
   bool connected() const;
 
+  bool on_gpu() const { return !is_mapped_; }
+
  private:
   LocalRegion(regions::UniqueFd socket, absl::Span<unsigned char> bytes, bool is_mapped)
       : socket_(std::move(socket)), bytes_(bytes), is_mapped_(is_mapped) {}
@@ -90,7 +92,7 @@ class LocalRegion {
 
   const regions::UniqueFd socket_;
   const absl::Span<unsigned char> bytes_;
-  const bool is_mapped_;  // here, and so to be taken down
+  const bool is_mapped_;  // here, and so to be taken down; else it is a GPU's
   std::array<unsigned char, 16> handle_ = {};
   std::atomic<int64_t> allocated_bytes_{0};
 };
