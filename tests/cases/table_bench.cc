@@ -31,6 +31,15 @@ CaseGroup Decode() {
   return group;
 }
 
+// Work for some 10 us: what is around it shows.
+CaseGroup Small() {
+  CaseGroup group{.name = "small", .is_bench = true};
+  for (kernels::DType dtype : kDTypes) {
+    Add(group, {.dtype = dtype, .q_heads = 8, .kv_heads = 8, .lens = {{64, 64}}, .head_dim = 64});
+  }
+  return group;
+}
+
 CaseGroup General() {
   CaseGroup group{.name = "general", .is_bench = true};
   Case c{.q_heads = 4, .kv_heads = 4, .lens = {{1024, 1024}}, .head_dim = 64, .mask = kCausal};
@@ -56,6 +65,6 @@ CaseGroup Long() {
 
 }  // namespace
 
-std::vector<CaseGroup> BenchGroups() { return {Prefill(), Decode(), General(), Long()}; }
+std::vector<CaseGroup> BenchGroups() { return {Prefill(), Decode(), Small(), General(), Long()}; }
 
 }  // namespace attnd::testing
