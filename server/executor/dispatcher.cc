@@ -139,6 +139,16 @@ absl::Status Dispatcher::Submit(const JobPtr& job) {
   return lanes_[lane].scheduler->Submit(job);
 }
 
+absl::Status Dispatcher::CheckRoom(const std::string& tenant) const {
+  absl::Status first;
+  for (const Lane& lane : lanes_) {
+    const absl::Status status = lane.scheduler->CheckRoom(tenant);
+    if (status.ok()) return status;
+    first.Update(status);
+  }
+  return first;
+}
+
 void Dispatcher::Cancel(const JobPtr& job) {
   for (const Lane& lane : lanes_) lane.scheduler->Cancel(job);
 }

@@ -61,6 +61,8 @@ class Dispatcher {
   // problems. A small job may have ended when Submit returns (Executor::RunHere).
   absl::Status Submit(const JobPtr& job);
   void Cancel(const JobPtr& job);
+  // As Scheduler::CheckRoom, of the first device, if no device has room.
+  absl::Status CheckRoom(const std::string& tenant) const;
 
  private:
   class Load;

@@ -45,9 +45,9 @@ void BatchQueue::SetTenants(const std::vector<TenantSpec>& tenants) {
   }
 }
 
-BatchQueue::Tenant& BatchQueue::TenantOf(const Request& request) const {
+BatchQueue::Tenant& BatchQueue::TenantOf(const std::string& name) const {
   if (tenants_.size() == 1) return *default_tenant_;
-  const auto found = tenants_.find(request.caller.tenant);
+  const auto found = tenants_.find(name);
   return found == tenants_.end() ? *default_tenant_ : *found->second;
 }
 
@@ -79,7 +79,7 @@ BatchQueue::Entry* BatchQueue::Insert(JobPtr job, int64_t sequence) {
   bytes_ += entry->bytes;
   held_bytes_ += request.held_bytes();
   predicted_ += entry->job->predicted();
-  GiveTo(TenantOf(request), entry);
+  GiveTo(TenantOf(request.caller.tenant), entry);
   arrivals_.insert(entry);
   rises_.insert(entry);
   if (request.deadline != kNever) deadlines_.insert(entry);
@@ -87,7 +87,7 @@ BatchQueue::Entry* BatchQueue::Insert(JobPtr job, int64_t sequence) {
 }
 
 void BatchQueue::Add(JobPtr job) {
-  Tenant& tenant = TenantOf(job->request());
+  Tenant& tenant = TenantOf(job->request().caller.tenant);
   if (tenant.order.empty()) tenant.start_s = std::max(tenant.start_s, virtual_s_);
   Insert(std::move(job), ++last_sequence_);
 }

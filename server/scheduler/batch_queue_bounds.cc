@@ -41,27 +41,32 @@ void BatchQueue::FillInBounds() {
 }
 
 absl::Status BatchQueue::Admit(const Job& job, TimePoint now) const {
+  const Request& request = job.request();
   if (job.cancelled()) return absl::CancelledError("the caller cancelled");
-  if (job.request().deadline <= now) {
+  if (request.deadline <= now) {
     absl::Status status =
         absl::DeadlineExceededError("the deadline had passed before the request was queued");
     SetRefusal(status, Refusal::kExpired);
     return status;
   }
-  if (absl::Status status = CheckBounds(job); !status.ok()) return status;
-  return CheckTenantBounds(job);
-}
-
-absl::Status BatchQueue::CheckBounds(const Job& job) const {
-  const int64_t bytes = job.request().held_bytes();
-  if (bytes > options_.max_queue_bytes) {
+  if (request.held_bytes() > options_.max_queue_bytes) {
     absl::Status status = absl::ResourceExhaustedError(
-        absl::StrCat("payload and answer of ", bytes, " bytes are over max_queue_bytes ",
-                     options_.max_queue_bytes));
+        absl::StrCat("payload and answer of ", request.held_bytes(),
+                     " bytes are over max_queue_bytes ", options_.max_queue_bytes));
     SetRefusal(status, Refusal::kTooLarge);
     SetRetryPushbackMs(status, -1);
     return status;
   }
+  return CheckRoom(request.caller.tenant, request.held_bytes(), job.predicted());
+}
+
+absl::Status BatchQueue::CheckRoom(const std::string& tenant, int64_t bytes,
+                                   Duration predicted) const {
+  if (absl::Status status = CheckBounds(bytes, predicted); !status.ok()) return status;
+  return CheckTenantBounds(TenantOf(tenant), bytes, predicted);
+}
+
+absl::Status BatchQueue::CheckBounds(int64_t bytes, Duration predicted) const {
   if (requests() >= options_.max_queue_requests) {
     return Full(
         Refusal::kQueueRequests, predicted_,
@@ -75,18 +80,18 @@ absl::Status BatchQueue::CheckBounds(const Job& job) const {
                      ", max_queue_bytes is ", options_.max_queue_bytes));
   }
   if (options_.max_queue_ms > 0 && !empty() &&
-      predicted_ + job.predicted() > std::chrono::milliseconds(options_.max_queue_ms)) {
-    return Full(Refusal::kQueueTime, predicted_,
-                absl::StrCat("the queue is full: ", ToMicroseconds(predicted_),
-                             " us of device time wait and this request takes about ",
-                             ToMicroseconds(job.predicted()), " us, max_queue_ms is ",
-                             options_.max_queue_ms));
+      predicted_ + predicted > std::chrono::milliseconds(options_.max_queue_ms)) {
+    return Full(
+        Refusal::kQueueTime, predicted_,
+        absl::StrCat("the queue is full: ", ToMicroseconds(predicted_),
+                     " us of device time wait and this request takes at least ",
+                     ToMicroseconds(predicted), " us, max_queue_ms is ", options_.max_queue_ms));
   }
   return absl::OkStatus();
 }
 
-absl::Status BatchQueue::CheckTenantBounds(const Job& job) const {
-  const Tenant& tenant = TenantOf(job.request());
+absl::Status BatchQueue::CheckTenantBounds(const Tenant& tenant, int64_t bytes,
+                                           Duration predicted) const {
   const auto waiting = static_cast<int64_t>(tenant.order.size());
   if (waiting == 0) return absl::OkStatus();
   // Not made before it is needed: every call comes this way, and others wait for it.
@@ -97,17 +102,16 @@ absl::Status BatchQueue::CheckTenantBounds(const Job& job) const {
     return Full(Refusal::kTenantRequests, WaitOf(tenant),
                 absl::StrCat(who(), waiting, " requests wait, its bound is ", tenant.max_requests));
   }
-  const int64_t bytes = job.request().held_bytes();
   if (bytes > tenant.max_bytes - tenant.held_bytes) {
     return Full(Refusal::kTenantBytes, WaitOf(tenant),
                 absl::StrCat(who(), tenant.held_bytes, " bytes wait and this request has ", bytes,
                              ", its bound is ", tenant.max_bytes));
   }
-  if (options_.max_queue_ms > 0 && tenant.predicted + job.predicted() > tenant.max_predicted) {
+  if (options_.max_queue_ms > 0 && tenant.predicted + predicted > tenant.max_predicted) {
     return Full(Refusal::kTenantTime, WaitOf(tenant),
                 absl::StrCat(who(), ToMicroseconds(tenant.predicted),
-                             " us of device time wait and this request takes about ",
-                             ToMicroseconds(job.predicted()), " us, its bound is ",
+                             " us of device time wait and this request takes at least ",
+                             ToMicroseconds(predicted), " us, its bound is ",
                              ToMicroseconds(tenant.max_predicted), " us"));
   }
   return absl::OkStatus();

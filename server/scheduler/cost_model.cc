@@ -127,7 +127,7 @@ CostModel::Parts CostModel::PartsOf(const Work& work) const {
 
 Duration CostModel::Predict(const Work& work) const {
   // A day is more than any deadline, and sums of days stay far from overflow.
-  const double seconds = std::clamp(Seconds(work), 1e-6, 86400.0);
+  const double seconds = std::clamp(Seconds(work), ToSeconds(kLeast), 86400.0);
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 

@@ -75,7 +75,8 @@ class CostModel {
 
   explicit CostModel(const CostRates& start);
 
-  // At least a microsecond, so that nothing is free.
+  // At least kLeast, so that nothing is free.
+  static constexpr microseconds kLeast{1};
   Duration Predict(const Work& work) const;
 
   // Whether a device that has nothing else to do could not end the work within `left`, as far as is

@@ -53,6 +53,12 @@ class Scheduler::Impl {
     return status;
   }
 
+  absl::Status CheckRoom(const std::string& tenant) const {
+    MutexLock lock(mutex_);
+    if (!refusal_.ok()) return refusal_;
+    return queue_.CheckRoom(tenant, /*bytes=*/0, CostModel::kLeast);
+  }
+
   absl::optional<Batch> TakeAlone(const JobPtr& job, Duration at_most) {
     if (options_.max_batch_delay_us > 0) return absl::nullopt;
     job->SetPredicted(costs_.Predict(Work(job->request())));
@@ -296,6 +302,9 @@ Scheduler::Scheduler(const SchedulerOptions& options, Clock* clock, Metrics* met
 Scheduler::~Scheduler() = default;
 
 absl::Status Scheduler::Submit(JobPtr job) { return impl_->Submit(std::move(job)); }
+absl::Status Scheduler::CheckRoom(const std::string& tenant) const {
+  return impl_->CheckRoom(tenant);
+}
 absl::optional<Batch> Scheduler::TakeAlone(const JobPtr& job, Duration at_most) {
   return impl_->TakeAlone(job, at_most);
 }

@@ -91,6 +91,10 @@ class Scheduler {
 
   absl::Status Submit(JobPtr job);
 
+  // Not OK, and as Submit would refuse, if it would refuse whatever request of the tenant's now:
+  // for callers whose requests have not been received. Does not count.
+  absl::Status CheckRoom(const std::string& tenant) const;
+
   // Hands the job out at once as a batch of its own, if nothing is queued, it would be taken, no
   // batch is to wait for others (max_batch_delay_us 0), and it is predicted to take `at_most`;
   // else nullopt, and nothing was done. By whoever runs batches.

@@ -42,6 +42,11 @@ void ComputeCall::Admit() {
       DeclaredBytes(context_->client_metadata(), parts_.limits.max_message_bytes);
   if (!declared.ok()) return End(declared.status(), Stage::kReceive);
   declared_bytes_ = *declared;
+  caller_ = CallerOf(context_->peer(), context_->client_metadata(), parts_.tenants);
+  // Before the message is received, which beyond saturation would take the time that answers need.
+  if (const absl::Status room = parts_.dispatcher->CheckRoom(caller_.tenant); !room.ok()) {
+    return End(room, Stage::kReceive);
+  }
 
   const TimePoint now = parts_.clock->Now();
   WatchDeadline(ToSteady(context_->deadline(), now), now);
@@ -182,7 +187,7 @@ absl::Status ComputeCall::WhenRoom(int64_t needed_bytes, TimePoint deadline,
 }
 
 absl::Status ComputeCall::CompleteRequest(Request& request) const {
-  request.caller = CallerOf(context_->peer(), context_->client_metadata(), parts_.tenants);
+  request.caller = caller_;
   request.deadline = std::min(request.deadline, deadline_);
   if (parts_.clock->Now() >= request.deadline) {
     return absl::DeadlineExceededError("the deadline passed before the request could be queued");
@@ -268,8 +273,9 @@ void ComputeCall::End(const absl::Status& status, Stage stage) {
   CountReceived(0);
   parts_.metrics->CountFinished(status.code(), stage);
   // The scheduler counts its own.
-  if (stage == Stage::kReceive && RetryPushbackMs(status).value_or(-1) >= 0) {
-    parts_.metrics->CountPushback();
+  if (stage == Stage::kReceive) {
+    if (const auto why = RefusalOf(status)) parts_.metrics->CountRefusal(*why);
+    if (RetryPushbackMs(status).value_or(-1) >= 0) parts_.metrics->CountPushback();
   }
   if (absl::IsInternal(status)) {
     LogEvent(LogLevel::kError, "call_failed",

@@ -146,6 +146,7 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   std::shared_ptr<ComputeCall> self_;  // until OnDone
   DeadlineWatch::Entry watched_;
   bool inside_gate_ = false;
+  Caller caller_;
   // Also the size of the permit.
   int64_t declared_bytes_ = 0;
   std::atomic<uint64_t> ticket_{0};

@@ -271,7 +271,7 @@ TEST_F(BatchQueueTest, PredictedTimeIsBoundedAndIsThePushback) {
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(
       std::string(full.message()),
-      "the queue is full: 70000 us of device time wait and this request takes about 31000 us, "
+      "the queue is full: 70000 us of device time wait and this request takes at least 31000 us, "
       "max_queue_ms is 100");
   EXPECT_EQ(RetryPushbackMs(full).value_or(0), 70);
   EXPECT_EQ(RefusalOf(full), Refusal::kQueueTime);

@@ -252,6 +252,35 @@ TEST(ErrorsTest, AFullQueueSaysWhenToComeAgain) {
   ExpectBalance(server, 3);
 }
 
+// Not a byte of the message is waited for.
+TEST(ErrorsTest, AFullQueueRefusesBeforeTheMessage) {
+  auto device = std::make_unique<GatedDevice>();
+  GatedDevice& gate = *device;
+  server::ServerOptions options = TestOptions();
+  options.scheduler.max_queue_requests = 1;
+  TestServer server(options, std::move(device));
+  const v1::ComputeRequest request = MakeRequest({});
+  gate.Hold();
+  const auto running = server.Begin(request);
+  gate.WaitUntilHeld();
+  const auto queued = server.Begin(request);
+  ASSERT_TRUE(Eventually([&] { return server.Metric("attnd_queue_requests") == 1; }));
+  for (const char* method : {kComputeMethod, kStreamMethod}) {
+    RawStream silent(server.NewChannel(), method);
+    std::string message;
+    EXPECT_FALSE(silent.Read(&message)) << method;
+    EXPECT_EQ(silent.Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_EQ(silent.Trailers().count("grpc-retry-pushback-ms"), 1U);
+  }
+  EXPECT_EQ(Finished(server, "RESOURCE_EXHAUSTED", "receive"), 2);
+  EXPECT_EQ(server.Metric("attnd_refusals_total{reason=\"queue_requests\"}"), 2);
+  EXPECT_EQ(server.Metric("attnd_retry_pushback_total"), 2);
+  gate.Release();
+  EXPECT_TRUE(IsRight(running->Wait(), request));
+  EXPECT_TRUE(IsRight(queued->Wait(), request));
+  ExpectBalance(server, 4);
+}
+
 TEST(ErrorsTest, AnAnswerThatCanNeverFitIsRefusedForGood) {
   server::ServerOptions options = TestOptions();
   options.max_unary_bytes = 1 << 20;
