@@ -80,6 +80,52 @@ ATTND_CPU_INLINE F32 LoadElems(const unsigned char* row, int64_t i, int64_t coun
   return S::Load(bits);
 }
 
+// Two vectors of a row.
+struct Pair {
+  F32 half[2];
+};
+
+// Elements [i, i + 2 * kLanes) of a row of `count`, in the order in which they are cheapest to
+// convert: of bf16 the even ones, then the odd ones, which takes an instruction each; of others one
+// half after the other. Zeros past the row's end. Q, K, V and O all have this order here.
+template <Element element>
+ATTND_CPU_INLINE Pair LoadPair(const unsigned char* row, int64_t i, int64_t count) {
+  if constexpr (element == Element::kBF16) {
+    U32 words{};
+    const unsigned char* from = row + 2 * i;
+    if (i + 2 * kLanes <= count) {
+      words = LoadVector<U32>(from);
+    } else if (i < count) {
+      __builtin_memcpy(&words, from, 2 * (count - i));
+    }
+    return {{FromBits(words << 16), FromBits(words & 0xffff0000u)}};
+  } else {
+    return {{LoadElems<element>(row, i, count), LoadElems<element>(row, i + kLanes, count)}};
+  }
+}
+
+template <Element element>
+ATTND_CPU_INLINE void StoreElems(F32 value, int64_t i, int64_t count, unsigned char* row) {
+  using S = Stored<element>;
+  const typename S::Vector bits = S::Store(value);
+  const int64_t elems = Least(count - i, kLanes);
+  if (elems == kLanes) return StoreVector(row + i * S::kBytes, bits);
+  if (elems > 0) __builtin_memcpy(row + i * S::kBytes, &bits, elems * S::kBytes);
+}
+
+// LoadPair's way back; what is past the row's end is not written.
+template <Element element>
+ATTND_CPU_INLINE void StorePair(const Pair& pair, int64_t i, int64_t count, unsigned char* row) {
+  if constexpr (element == Element::kBF16) {
+    const U32 words = __builtin_convertvector(ToBF16(pair.half[0]), U32) |
+                      (__builtin_convertvector(ToBF16(pair.half[1]), U32) << 16);
+    __builtin_memcpy(row + 2 * i, &words, 2 * Least(count - i, 2 * kLanes));
+  } else {
+    StoreElems<element>(pair.half[0], i, count, row);
+    StoreElems<element>(pair.half[1], i + kLanes, count, row);
+  }
+}
+
 // Lanes with the bit `step` of their number: what b has there and `step` below; the others: what a
 // has there and `step` above.
 template <int step, int... lane>
@@ -128,13 +174,15 @@ ATTND_CPU_INLINE void DotProducts(const GroupTile& tile, const DecodeScratch& s,
     for (int64_t row = 0; row < s.rows; row += kRows) {
       const float* q = s.q + row * s.padded_dim;
       F32 sums[kLanes] = {};
-      for (int64_t column = 0; column < tile.head_dim; column += kLanes) {
-        F32 elems[kKeys];
-        for (int j = 0; j < kKeys; ++j) elems[j] = LoadElems<element>(k[j], column, tile.head_dim);
-        for (int r = 0; r < kRows; ++r) {
-          const F32 queries = LoadVector<F32>(q + r * s.padded_dim + column);
-          for (int j = 0; j < kKeys; ++j) {
-            sums[r * kKeys + j] = Fma(queries, elems[j], sums[r * kKeys + j]);
+      for (int64_t column = 0; column < tile.head_dim; column += 2 * kLanes) {
+        Pair elems[kKeys];
+        for (int j = 0; j < kKeys; ++j) elems[j] = LoadPair<element>(k[j], column, tile.head_dim);
+        for (int h = 0; h < 2; ++h) {
+          for (int r = 0; r < kRows; ++r) {
+            const F32 queries = LoadVector<F32>(q + r * s.padded_dim + column + h * kLanes);
+            for (int j = 0; j < kKeys; ++j) {
+              sums[r * kKeys + j] = Fma(queries, elems[j].half[h], sums[r * kKeys + j]);
+            }
           }
         }
       }
@@ -210,13 +258,15 @@ ATTND_CPU_INLINE void AddDecodeValues(const GroupTile& tile, const DecodeScratch
       F32 sums[kRows][kColumnVectors] = {};
       for (int64_t i = 0; i < count; ++i) {
         const auto* v = static_cast<const unsigned char*>(tile.v.Row(key + i));
-        F32 elems[kColumnVectors];
-        for (int c = 0; c < kColumnVectors; ++c) {
-          elems[c] = LoadElems<element>(v, column + c * kLanes, tile.head_dim);
+        Pair elems[kColumnVectors / 2];
+        for (int c = 0; c < kColumnVectors / 2; ++c) {
+          elems[c] = LoadPair<element>(v, column + 2 * c * kLanes, tile.head_dim);
         }
         for (int r = 0; r < kRows; ++r) {
           const F32 weight = Broadcast(p[r * kDecodeKeys + i]);
-          for (int c = 0; c < kColumnVectors; ++c) sums[r][c] = Fma(weight, elems[c], sums[r][c]);
+          for (int c = 0; c < kColumnVectors; ++c) {
+            sums[r][c] = Fma(weight, elems[c / 2].half[c % 2], sums[r][c]);
+          }
         }
       }
       for (int r = 0; r < kRows; ++r) {
@@ -237,10 +287,12 @@ void RunDecodeOf(const GroupTile& tile, int64_t key_begin, int64_t key_end, floa
   const Partial partial = MakePartial(memory, s.rows);
   for (int64_t row = 0; row < s.rows; ++row) {
     const unsigned char* q = tile.q + row * tile.q_head_stride_bytes;
-    for (int64_t i = 0; i < s.padded_dim; i += kLanes) {
-      const F32 elems = row < tile.group ? LoadElems<element>(q, i, tile.head_dim) : F32{};
-      StoreVector(s.q + row * s.padded_dim + i, elems);
-      StoreVector(partial.o + row * s.padded_dim + i, F32{});
+    for (int64_t i = 0; i < s.padded_dim; i += 2 * kLanes) {
+      const Pair elems = row < tile.group ? LoadPair<element>(q, i, tile.head_dim) : Pair{};
+      for (int h = 0; h < 2; ++h) {
+        StoreVector(s.q + row * s.padded_dim + i + h * kLanes, elems.half[h]);
+        StoreVector(partial.o + row * s.padded_dim + i + h * kLanes, F32{});
+      }
     }
     for (int64_t i = 0; i < kDecodeKeys; ++i) s.scores[row * kDecodeKeys + i] = 0;
     partial.max[row] = -kInfinity;
@@ -272,15 +324,6 @@ void RunDecode(const GroupTile& tile, int64_t key_begin, int64_t key_end, float*
   }
 }
 
-template <Element element>
-ATTND_CPU_INLINE void StoreElems(F32 value, int64_t i, int64_t count, unsigned char* row) {
-  using S = Stored<element>;
-  const typename S::Vector bits = S::Store(value);
-  const int64_t elems = Least(count - i, kLanes);
-  if (elems == kLanes) return StoreVector(row + i * S::kBytes, bits);
-  __builtin_memcpy(row + i * S::kBytes, &bits, elems * S::kBytes);
-}
-
 // One head: the sum of O over the splits by their weights, over the sum of sums.
 template <Element element>
 void MergeRow(const GroupTile& tile, const float* partials, int64_t splits, int64_t row) {
@@ -298,14 +341,17 @@ void MergeRow(const GroupTile& tile, const float* partials, int64_t splits, int6
     sum += weight * partials[split * step + rows + row];
   }
   unsigned char* to = tile.o + row * tile.o_head_stride_bytes;
-  for (int64_t column = 0; column < tile.head_dim; column += kLanes) {
-    F32 o{};
+  for (int64_t column = 0; column < tile.head_dim; column += 2 * kLanes) {
+    Pair o{};
     for (int64_t split = 0; split < splits; ++split) {
       const F32 weight = Exp(Broadcast(partials[split * step + row] - shift));
       const float* from = partials + split * step + 2 * rows + row * padded_dim + column;
-      o = Fma(LoadVector<F32>(from), weight, o);
+      for (int h = 0; h < 2; ++h) {
+        o.half[h] = Fma(LoadVector<F32>(from + h * kLanes), weight, o.half[h]);
+      }
     }
-    StoreElems<element>(sum == 0.0f ? F32{} : o / Broadcast(sum), column, tile.head_dim, to);
+    for (F32& half : o.half) half = sum == 0.0f ? F32{} : half / Broadcast(sum);
+    StorePair<element>(o, column, tile.head_dim, to);
   }
   if (tile.lse == nullptr) return;
   tile.lse[row * tile.lse_head_stride] =
