@@ -291,6 +291,7 @@ void ComputeCall::StartTry(absl::optional<absl::Duration> busy_poll) {
       bulk ? core_->channels.bulk : core_->channels.control;
   const auto context = std::make_shared<grpc::ClientContext>();
   if (deadline_) context->set_deadline(After(DeadlineLeft()));
+  for (const auto& [name, value] : core_->options.metadata) context->AddMetadata(name, value);
   context->AddMetadata("attnd-request-bytes",
                        absl::StrCat(request_.is_stream ? largest_bytes : request_.size_bytes()));
 

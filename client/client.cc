@@ -1,8 +1,12 @@
 #include "client/client.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "attnd/v1/attnd.grpc.pb.h"
 #include "client/call.h"
@@ -321,11 +325,27 @@ class ClientImpl : public Client {
   int64_t running_ ABSL_GUARDED_BY(mutex_) = 0;  // asynchronous calls
 };
 
+bool MayBeMetadata(absl::string_view name, absl::string_view value) {
+  const auto is_of_name = [](char c) {
+    return absl::ascii_islower(c) || absl::ascii_isdigit(c) || absl::StrContains("-_.", c);
+  };
+  return !name.empty() && std::all_of(name.begin(), name.end(), is_of_name) &&
+         !absl::StartsWith(name, "grpc-") && !absl::EndsWith(name, "-bin") &&
+         name != "attnd-request-bytes" &&
+         std::all_of(value.begin(), value.end(), absl::ascii_isprint);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& address,
                                                         const ClientOptions& options) {
   if (absl::Status status = client::CheckAddress(address); !status.ok()) return status;
+  for (const auto& [name, value] : options.metadata) {
+    if (MayBeMetadata(name, value)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("metadata \"", absl::CHexEscape(name),
+                                                   "\" is not for callers, or has no printable "
+                                                   "value"));
+  }
   return std::unique_ptr<Client>(std::make_unique<ClientImpl>(address, options));
 }
 

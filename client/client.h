@@ -21,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -197,6 +198,9 @@ struct ClientOptions {
   // A synchronous call on memory of a GPU looks for its answer this long before it sleeps, as
   // CUDA's own waiting does: to be woken may take a tenth of the call's time. Zero: it sleeps.
   absl::Duration busy_poll = absl::Milliseconds(20);
+  // Goes with every call that computes, for a proxy or a server's --tenant_metadata. Names of a-z,
+  // 0-9, '-', '_' and '.', none that gRPC or the client uses; values printable ASCII.
+  std::vector<std::pair<std::string, std::string>> metadata{};
 };
 inline constexpr char kNoLocalSocket[] = "none";
 
@@ -227,7 +231,7 @@ class Client {
   using Callback = std::function<void(absl::StatusOr<AttentionResult>)>;
 
   // `address`: "host:port" or "unix:/path". Does not wait for the server; the first call does,
-  // within its deadline. INVALID_ARGUMENT for an address of another form.
+  // within its deadline. INVALID_ARGUMENT for an address or metadata of another form.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const std::string& address,
                                                          const ClientOptions& options = {});
   virtual ~Client() = default;

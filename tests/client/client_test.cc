@@ -85,6 +85,33 @@ TEST(Client, DeclaresTheMessagesSize) {
   EXPECT_EQ(declared, actual);
 }
 
+TEST(Client, BringsTheMetadataThatItWasGiven) {
+  std::atomic<bool> came{false};
+  FakeServer server([&](grpc::ServerContext* context, const v1::ComputeRequest& request,
+                        v1::ComputeResponse* response) {
+    const auto found = context->client_metadata().find("attnd-tenant");
+    came = found != context->client_metadata().end() && found->second == "team a";
+    return Echo(request, response);
+  });
+  ClientOptions options;
+  options.metadata = {{"attnd-tenant", "team a"}};
+  Problem problem(1);
+  ASSERT_TRUE(Connect(server.address(), options)->Attention(problem.request()).ok());
+  EXPECT_TRUE(came);
+  for (const std::pair<std::string, std::string>& bad :
+       std::vector<std::pair<std::string, std::string>>{{"", "x"},
+                                                        {"Tenant", "x"},
+                                                        {"grpc-timeout", "1S"},
+                                                        {"attnd-request-bytes", "1"},
+                                                        {"tenant-bin", "x"},
+                                                        {"tenant", "line\nline"}}) {
+    options.metadata = {bad};
+    EXPECT_EQ(Client::Connect(server.address(), options).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << bad.first;
+  }
+}
+
 TEST(Client, ErrorsKeepCodeAndMessage) {
   FakeServer server(
       [](grpc::ServerContext* context, const v1::ComputeRequest&, v1::ComputeResponse*) {

@@ -124,11 +124,21 @@ absl::Status ReadStep(const Args& args, StepOptions* step) {
   return status;
 }
 
+absl::Status ReadMetadata(const Args& args, ClientOptions* client) {
+  const auto text = args.Get("metadata");
+  if (!text) return absl::OkStatus();
+  const std::pair<std::string, std::string> entry = absl::StrSplit(*text, absl::MaxSplits('=', 1));
+  if (!absl::StrContains(*text, '=')) return BadValue("metadata", *text, "NAME=VALUE");
+  client->metadata.push_back(entry);
+  return absl::OkStatus();
+}
+
 absl::Status ReadClient(const Args& args, ClientOptions* client) {
   int64_t max_tries = client->max_tries;
   absl::Status status = args.Read("local_socket", &client->local_socket);
   status.Update(args.Read("max_tries", 1, 100, &max_tries));
   client->max_tries = static_cast<int>(max_tries);
+  status.Update(ReadMetadata(args, client));
   return status;
 }
 
@@ -238,6 +248,7 @@ std::vector<Flag> LoadFlags() {
        "unary, stream, region (shared memory, on one host) or auto (default): the best that the "
        "size and the server allow"},
       {"local_socket", "PATH", "the server's --local_socket; none: no shared memory"},
+      {"metadata", "NAME=VALUE", "goes with each call, such as attnd-tenant=team-a"},
       {"max_tries", "N", "of each call; default 4"},
       {"max_in_flight", "N", "calls under way at most; more are sent late; default 4096"},
       {"senders", "N", "threads that send in an open loop; default 2"},
