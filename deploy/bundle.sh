@@ -13,7 +13,7 @@ set -euo pipefail
 
 limit_mb=60
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-programs=(attnd attnctl attnload kernel_bench executor_bench transport_bench)
+programs=(attnd attnctl attnload kernel_bench executor_bench batching_bench transport_bench)
 # The tests that gpu/run.sh runs.
 tests=(conformance_test invariance_test dynamic_range_test public_failures_test registry_test cuda_device_gpu_test
   cuda_devices_gpu_test cuda_regions_gpu_test cuda_ipc_gpu_test cuda_ipc_client planted_race)
