@@ -21,7 +21,7 @@ endif()
 function(attnd_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
   add_library(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PUBLIC attnd_options ${ARG_DEPS})
+  target_link_libraries(${name} PUBLIC $<BUILD_INTERFACE:attnd_options> ${ARG_DEPS})
 endfunction()
 
 # attnd_binary(NAME SOURCES ... DEPS ...): a program in build/<preset>/bin.
