@@ -51,7 +51,7 @@ def test_links_of_a_page_lead_somewhere(name):
 def test_libraries_neither_print_nor_exit():
     """Only programs do: a library returns a Status."""
     pattern = re.compile(r"std::(cout|cerr)|\bprintf\(|\bfprintf\(|\b(std::)?(exit|abort|_exit)\(")
-    programs = re.compile(r"^(client/tools/|server/(main|flags|probe|signals)|kernels/tools/)")
+    programs = re.compile(r"^(client/(tools|examples)/|server/(main|flags|probe|signals)|kernels/tools/)")
     for name in tracked(".h", ".cc", ".cu", ".cuh"):
         if name.startswith(("kernels/", "server/", "client/")) and not programs.match(name):
             for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
