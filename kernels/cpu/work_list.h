@@ -21,7 +21,7 @@ struct Cut {
   bool by_kv_head = false;
   int64_t rows = 0;        // of a piece, > 0
   int64_t split_keys = 0;  // of a piece, counted from key 0; 0: all
-  double speed = 1;        // of the kernel: its multiply-adds count as so much less
+  double speed = 1;        // of the kernel: its keys count as so much less
 };
 
 struct WorkItem {

@@ -81,11 +81,17 @@ TEST(WorkList, CutsGroupsOfHeadsAndKeys) {
   }
 }
 
-TEST(WorkList, SpeedMakesAnItemCheaper) {
-  const std::vector<AttentionTask> tasks = {Task(1, 1, 128, 64, {})};
-  const WorkList slow(tasks, By128Rows);
-  const WorkList fast(tasks, [](const AttentionProblem&) { return Cut{.rows = 128, .speed = 8}; });
-  EXPECT_EQ(slow.cost(), 8 * fast.cost());
+// But not what rows cost however few keys they meet.
+TEST(WorkList, SpeedMakesKeysCheaper) {
+  const auto cost = [](int64_t kv_len, double speed) {
+    const std::vector<AttentionTask> tasks = {Task(1, 1, 128, kv_len, {})};
+    return WorkList(tasks,
+                    [=](const AttentionProblem&) { return Cut{.rows = 128, .speed = speed}; })
+        .cost();
+  };
+  EXPECT_DOUBLE_EQ(cost(64, 1) - cost(0, 1), 8 * (cost(64, 8) - cost(0, 8)));
+  EXPECT_EQ(cost(0, 1), cost(0, 8));
+  EXPECT_GT(cost(0, 1), 0);
 }
 
 TEST(WorkList, EmptyTasksGiveNoItems) {
