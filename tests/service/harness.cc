@@ -227,9 +227,17 @@ std::vector<std::string> StreamMessages(const v1::ComputeRequest& request, size_
 Outcome ComputeStream(const std::shared_ptr<grpc::Channel>& channel,
                       const std::vector<std::string>& messages, const CallOptions& options) {
   RawStream stream(channel, kStreamMethod, options);
+  WriteAll(stream, messages);
+  return ReadAnswer(stream);
+}
+
+void WriteAll(RawStream& stream, const std::vector<std::string>& messages) {
   bool taken = true;
   for (size_t i = 0; i < messages.size() && taken; ++i) taken = stream.Write(messages[i]);
   stream.WritesDone();
+}
+
+Outcome ReadAnswer(RawStream& stream) {
   Outcome outcome;
   std::string bytes;
   for (bool first = true; stream.Read(&bytes); first = false) {

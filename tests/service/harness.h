@@ -139,6 +139,9 @@ std::vector<std::string> StreamMessages(const v1::ComputeRequest& request, size_
 Outcome ComputeStream(const std::shared_ptr<grpc::Channel>& channel,
                       const std::vector<std::string>& messages,
                       const CallOptions& options = {.declare = CallOptions::Declare::kNothing});
+// The same in two steps.
+void WriteAll(RawStream& stream, const std::vector<std::string>& messages);
+Outcome ReadAnswer(RawStream& stream);
 
 // Body and status of a GET from this machine.
 std::pair<int, std::string> HttpGet(int port, const std::string& path);

@@ -100,6 +100,30 @@ TEST_F(StreamTest, LargeChunksAreCopiedByWorkersWhileMoreComes) {
   ExpectRefused(messages, grpc::StatusCode::INVALID_ARGUMENT, "are there already");
 }
 
+// S53: what nobody reads fills the windows, and holds up nobody else on the connection.
+TEST_F(StreamTest, S53AnswersThatAreNotReadStopNothingElse) {
+  const v1::ComputeRequest request =
+      MakeRequest({.q_heads = 8, .q_len = 16000, .kv_len = 3, .head_dim = 64});  // O: 32 MB
+  const std::vector<std::string> messages = StreamMessages(request, 1 << 20);
+  const v1::ComputeRequest small = MakeRequest({});
+  // Its threads serve the connection from then on, though nobody waits on it.
+  EXPECT_TRUE(IsRight(server_.Compute(small), small));
+  RawStream first(server_.channel(), kStreamMethod);
+  RawStream second(server_.channel(), kStreamMethod);
+  WriteAll(first, messages);
+  WriteAll(second, messages);
+  // Both are computed, and both answers stand: the windows do not take them.
+  const double answers_bytes = 2 * 8 * 16000 * 64 * 4;
+  ASSERT_TRUE(Eventually([&] {
+    return device_->ran().size() >= 3 && server_.Metric("attnd_pool_used_bytes") >= answers_bytes &&
+           server_.Metric("attnd_pool_used_bytes") < 1.5 * answers_bytes;
+  }));
+  EXPECT_TRUE(IsRight(server_.Compute(small), small));
+  EXPECT_TRUE(IsRight(ReadAnswer(second), request));
+  EXPECT_TRUE(IsRight(ReadAnswer(first), request));
+  EXPECT_TRUE(IsIdle());
+}
+
 TEST_F(StreamTest, EmptyTensorsHaveNoChunks) {
   for (const Shape& shape : {Shape{.q_len = 0}, Shape{.kv_len = 0}, Shape{.batch = 0}}) {
     const v1::ComputeRequest request = MakeRequest(shape);
