@@ -62,7 +62,7 @@ class Dispatcher {
   absl::Status Submit(const JobPtr& job);
   void Cancel(const JobPtr& job);
   // As Scheduler::CheckRoom, of the first device, if no device has room.
-  absl::Status CheckRoom(const std::string& tenant) const;
+  absl::Status CheckRoom(const std::string& tenant, int64_t message_bytes) const;
 
  private:
   class Load;

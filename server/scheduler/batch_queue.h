@@ -67,9 +67,10 @@ class BatchQueue {
   // OK if `job` may be added; otherwise as Scheduler::Submit refuses.
   absl::Status Admit(const Job& job, TimePoint now) const;
 
-  // OK if a request of the tenant's with so many held bytes, predicted to take so long, would be
-  // within the bounds.
-  absl::Status CheckRoom(const std::string& tenant, int64_t bytes, Duration predicted) const;
+  // OK if a request of the tenant's of which only the size of its message is known would be within
+  // the bounds, if it takes as long as the mean of those that wait; a message of less than half
+  // their mean bytes, as much less.
+  absl::Status CheckRoom(const std::string& tenant, int64_t message_bytes) const;
 
   // Adds a job, behind its equals. It must not be in the queue already, and must be predicted.
   void Add(JobPtr job);
@@ -155,7 +156,8 @@ class BatchQueue {
   Tenant& TenantOf(const std::string& name) const;
   // The one whose turn it is, of those that are predicted to take no longer; null if there is none.
   Entry* Next(Duration longest) const;
-  absl::Status CheckBounds(int64_t bytes, Duration predicted) const;
+  absl::Status CheckBounds(const Tenant& tenant, int64_t bytes, Duration predicted) const;
+  absl::Status CheckTotalBounds(int64_t bytes, Duration predicted) const;
   absl::Status CheckTenantBounds(const Tenant& tenant, int64_t bytes, Duration predicted) const;
   // About how long until what waits before a new request of the tenant's has run.
   Duration WaitOf(const Tenant& tenant) const;

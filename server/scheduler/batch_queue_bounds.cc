@@ -57,16 +57,28 @@ absl::Status BatchQueue::Admit(const Job& job, TimePoint now) const {
     SetRetryPushbackMs(status, -1);
     return status;
   }
-  return CheckRoom(request.caller.tenant, request.held_bytes(), job.predicted());
+  return CheckBounds(TenantOf(request.caller.tenant), request.held_bytes(), job.predicted());
 }
 
-absl::Status BatchQueue::CheckRoom(const std::string& tenant, int64_t bytes,
-                                   Duration predicted) const {
-  if (absl::Status status = CheckBounds(bytes, predicted); !status.ok()) return status;
-  return CheckTenantBounds(TenantOf(tenant), bytes, predicted);
+absl::Status BatchQueue::CheckRoom(const std::string& tenant, int64_t message_bytes) const {
+  Duration predicted = CostModel::kLeast;
+  if (!empty()) {
+    // Twice, for those that wait have answers too.
+    const double part = 2 * static_cast<double>(message_bytes) * static_cast<double>(requests()) /
+                        static_cast<double>(std::max<int64_t>(bytes_, 1));
+    predicted = std::max(predicted, std::chrono::duration_cast<Duration>(predicted_ / requests() *
+                                                                         std::min(part, 1.0)));
+  }
+  return CheckBounds(TenantOf(tenant), /*bytes=*/0, predicted);
 }
 
-absl::Status BatchQueue::CheckBounds(int64_t bytes, Duration predicted) const {
+absl::Status BatchQueue::CheckBounds(const Tenant& tenant, int64_t bytes,
+                                     Duration predicted) const {
+  if (absl::Status status = CheckTotalBounds(bytes, predicted); !status.ok()) return status;
+  return CheckTenantBounds(tenant, bytes, predicted);
+}
+
+absl::Status BatchQueue::CheckTotalBounds(int64_t bytes, Duration predicted) const {
   if (requests() >= options_.max_queue_requests) {
     return Full(
         Refusal::kQueueRequests, predicted_,

@@ -53,10 +53,10 @@ class Scheduler::Impl {
     return status;
   }
 
-  absl::Status CheckRoom(const std::string& tenant) const {
+  absl::Status CheckRoom(const std::string& tenant, int64_t message_bytes) const {
     MutexLock lock(mutex_);
     if (!refusal_.ok()) return refusal_;
-    return queue_.CheckRoom(tenant, /*bytes=*/0, CostModel::kLeast);
+    return queue_.CheckRoom(tenant, message_bytes);
   }
 
   absl::optional<Batch> TakeAlone(const JobPtr& job, Duration at_most) {
@@ -302,8 +302,8 @@ Scheduler::Scheduler(const SchedulerOptions& options, Clock* clock, Metrics* met
 Scheduler::~Scheduler() = default;
 
 absl::Status Scheduler::Submit(JobPtr job) { return impl_->Submit(std::move(job)); }
-absl::Status Scheduler::CheckRoom(const std::string& tenant) const {
-  return impl_->CheckRoom(tenant);
+absl::Status Scheduler::CheckRoom(const std::string& tenant, int64_t message_bytes) const {
+  return impl_->CheckRoom(tenant, message_bytes);
 }
 absl::optional<Batch> Scheduler::TakeAlone(const JobPtr& job, Duration at_most) {
   return impl_->TakeAlone(job, at_most);

@@ -91,9 +91,10 @@ class Scheduler {
 
   absl::Status Submit(JobPtr job);
 
-  // Not OK, and as Submit would refuse, if it would refuse whatever request of the tenant's now:
-  // for callers whose requests have not been received. Does not count.
-  absl::Status CheckRoom(const std::string& tenant) const;
+  // Not OK, and as Submit would refuse, if it would refuse a request of the tenant's now that is
+  // as those that wait (BatchQueue::CheckRoom): for callers whose requests have not been received,
+  // and would be in vain. Does not count.
+  absl::Status CheckRoom(const std::string& tenant, int64_t message_bytes) const;
 
   // Hands the job out at once as a batch of its own, if nothing is queued, it would be taken, no
   // batch is to wait for others (max_batch_delay_us 0), and it is predicted to take `at_most`;

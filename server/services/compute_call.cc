@@ -44,7 +44,8 @@ void ComputeCall::Admit() {
   declared_bytes_ = *declared;
   caller_ = CallerOf(context_->peer(), context_->client_metadata(), parts_.tenants);
   // Before the message is received, which beyond saturation would take the time that answers need.
-  if (const absl::Status room = parts_.dispatcher->CheckRoom(caller_.tenant); !room.ok()) {
+  if (const absl::Status room = parts_.dispatcher->CheckRoom(caller_.tenant, declared_bytes_);
+      !room.ok()) {
     return End(room, Stage::kReceive);
   }
 

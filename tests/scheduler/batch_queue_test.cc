@@ -278,6 +278,22 @@ TEST_F(BatchQueueTest, PredictedTimeIsBoundedAndIsThePushback) {
   queue.TakeAll();
 }
 
+// A call whose message has not come is taken to be as those that wait, or smaller as it is smaller.
+TEST_F(BatchQueueTest, ACallBeforeItsMessageFindsRoomAsTheMeanOfThoseThatWait) {
+  BatchQueue queue({.max_queue_ms = 100});
+  constexpr int64_t kMessageBytes = 3000;
+  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes).ok());
+  for (int i = 0; i < 3; ++i) {
+    queue.Add(MakeJob({.arrival = t0_, .answer_bytes = 4000, .predicted = milliseconds(24)}));
+  }
+  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes).ok()) << "72 and 24 ms";
+  queue.Add(MakeJob({.arrival = t0_, .answer_bytes = 4000, .predicted = milliseconds(24)}));
+  EXPECT_EQ(RefusalOf(queue.CheckRoom("", kMessageBytes)), Refusal::kQueueTime) << "96 and 24 ms";
+  EXPECT_EQ(RefusalOf(queue.CheckRoom("", int64_t{1} << 30)), Refusal::kQueueTime);
+  EXPECT_TRUE(queue.CheckRoom("", 200).ok()) << "96 and 2.4 ms";
+  queue.TakeAll();
+}
+
 TEST(Pushback, IsFromOneMillisecondToAMinute) {
   EXPECT_EQ(ToPushbackMs(Duration::zero()), 1);
   EXPECT_EQ(ToPushbackMs(microseconds(2001)), 3);
