@@ -6,12 +6,14 @@
 #include <deque>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/registry.h"
+#include "server/executor/give_way.h"
 #include "server/executor/head_slices.h"
 
 namespace attnd::server {
@@ -182,7 +184,12 @@ std::unique_ptr<Device> WrapCpuBackend(std::unique_ptr<kernels::Backend> backend
 
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(absl::string_view backend, int threads,
                                                         absl::string_view remark) {
-  absl::StatusOr<kernels::ChosenBackend> chosen = kernels::ChooseBackend(backend, {threads});
+  absl::StatusOr<kernels::ChosenBackend> chosen;
+  // The backend's threads are as nice as the one that starts them.
+  std::thread([&] {
+    GiveWay();
+    chosen = kernels::ChooseBackend(backend, {threads});
+  }).join();
   if (!chosen.ok()) return chosen.status();
   const absl::string_view name = chosen->backend->Name();
   DeviceDescription description;

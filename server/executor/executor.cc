@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/executor/give_way.h"
 
 namespace attnd::server {
 namespace {
@@ -135,7 +136,10 @@ class Executor::Impl {
         pool_(pool),
         clock_(clock),
         metrics_(metrics),
-        thread_([this] { Loop(); }) {}
+        thread_([this] {
+          if (device_->runs_anywhere()) GiveWay();  // a device of processors: it computes here
+          Loop();
+        }) {}
 
   ~Impl() { thread_.join(); }
 

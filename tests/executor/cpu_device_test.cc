@@ -3,12 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+
 #include <cmath>
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "server/executor/give_way.h"
 #include "tests/fakes/fake_backend.h"
 #include "tests/fakes/requests.h"
 
@@ -157,6 +162,27 @@ TEST(CreateCpuDevice, DescribesItselfAndComputes) {
   EXPECT_NEAR(reinterpret_cast<float*>(batch.jobs[0].o.data())[31], 3.0, 1e-6);
   EXPECT_NEAR(reinterpret_cast<float*>(batch.jobs[0].lse.data())[3], x + std::log(4.0), 1e-6);
   EXPECT_THAT(batch.jobs[0].kernel, StartsWith("attn_fwd_f32_d64_full_"));
+}
+
+// Threads of this process by niceness.
+std::map<int, int> ThreadsByNice() {
+  std::map<int, int> threads;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    const auto id = static_cast<id_t>(std::stoul(task.path().filename()));
+    ++threads[getpriority(PRIO_PROCESS, id)];
+  }
+  return threads;
+}
+
+TEST(CreateCpuDevice, ItsThreadsGiveWayToTheOthers) {
+  const int own = getpriority(PRIO_PROCESS, 0);
+  if (own + kNiceOfComputing > 19) GTEST_SKIP() << "this process is as nice as can be";
+  const std::map<int, int> before = ThreadsByNice();
+  const auto device = CreateCpuDevice("", 3, "");
+  ASSERT_TRUE(device.ok()) << device.status();
+  std::map<int, int> expected = before;
+  expected[own + kNiceOfComputing] += 2;  // the third is the caller's
+  EXPECT_EQ(ThreadsByNice(), expected);
 }
 
 TEST(CreateCpuDevice, ChoosesABackendWhereNoneIsNamed) {
