@@ -13,6 +13,7 @@ packages=(
   # Tests.
   libgtest-dev libgmock-dev python3 python3-numpy python3-grpcio python3-protobuf python3-pytest python3-setuptools
   python3-venv  # make python, make example
+  haproxy       # tests/load
 )
 
 # Ubuntu 24.04 has a newer clang, with its runtime under that version's name.

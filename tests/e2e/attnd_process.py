@@ -19,15 +19,15 @@ PATIENCE_S = 120
 
 
 class Attnd:
-    """A server on free loopback ports; `stop()` drains it."""
+    """A server on free loopback ports; `stop()` drains it. `core`: the processor it is pinned to; None: any."""
 
-    def __init__(self, folder, *flags):
+    def __init__(self, folder, *flags, core=None):
         port_file = pathlib.Path(folder) / "ports"
         port_file.unlink(missing_ok=True)
         self.log_path = pathlib.Path(folder) / "attnd.log"
         self._log = open(self.log_path, "wb")
         self.process = subprocess.Popen(
-            [BIN_DIR / "attnd", "--listen=127.0.0.1:0", "--http_listen=127.0.0.1:0", "--local_socket=none",
+            [*pinned(core), BIN_DIR / "attnd", "--listen=127.0.0.1:0", "--http_listen=127.0.0.1:0", "--local_socket=none",
              f"--port_file={port_file}", *flags],
             stdout=self._log,
             stderr=self._log,
@@ -71,6 +71,11 @@ class Attnd:
             if self.process.poll() is None:
                 self.process.kill()
             self._log.close()
+
+
+def pinned(core):
+    """What begins a command line that runs on that processor alone."""
+    return [] if core is None else ["taskset", "-c", str(core)]
 
 
 def wait_until(condition, what):

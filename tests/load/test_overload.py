@@ -1,0 +1,81 @@
+"""More than a server can do: it does as much as ever, refuses the rest at once, and what it takes is answered in time."""
+
+import threading
+
+from scenario import Load, assert_agree, assert_only_these_ran, cpu_seconds, growth, load, rss_bytes, seconds, serving, undisturbed
+
+# About 13 ms on a processor of 2026, and little to carry: 768 KiB a call.
+LONG = ("--q_heads=1", "--q_len=2048")
+MAX_QUEUE_MS = 1000
+
+# An answer waits for what was queued (at most the bound, as predicted), for the batch before it, and runs; and predictions of one
+# processor's time, of which receiving takes a part meanwhile, are too low by that part.
+OF_BOUND = 1.5
+
+# The aim is 0.9. On two processors of a virtual machine 0.78 to 0.95 were measured (RESULTS.md): to refuse 650 calls a second takes an eighth
+# of the server's processor, and the kernels themselves are up to a quarter slower meanwhile. It was 0.6 when refused calls were received.
+GOODPUT = 0.7
+
+
+class Watch(threading.Thread):
+    """Reads the resident memory of a server four times a second until told to stop."""
+
+    def __init__(self, server):
+        super().__init__(daemon=True)
+        self._server, self._told, self.rss = server, threading.Event(), []
+        self.start()
+
+    def run(self):
+        while not self._told.wait(0.25):
+            self.rss.append(rss_bytes(self._server))
+
+    def stop(self):
+        self._told.set()
+        self.join()
+        return self.rss
+
+
+def test_ten_times_its_capacity(tmp_path):
+    undisturbed(lambda percentile: overload(tmp_path, seconds("ATTND_LOAD_SECONDS", 6), percentile))
+
+
+def overload(folder, duration_s, percentile):
+    with serving(folder, f"--max_queue_ms={MAX_QUEUE_MS}") as server:
+        taught = load(server, *LONG, "--concurrency=1", "--duration=1s")
+        meter = Meter(server)
+        capacity = load(server, *LONG, "--concurrency=8", "--duration=3s")
+        capacity_cpu = meter.per_cpu_second(capacity)
+        assert capacity["failed"] == 0 and not capacity["client_bound"]
+        offered = 10 * capacity["answered_per_s"]
+        meter = Meter(server)
+        flood = Load(server, *LONG, f"--rate={offered:.1f}", f"--duration={duration_s}s", "--verify=0.01")
+        watch = Watch(server)
+        row = flood.row()
+        rss = watch.stop()
+        ratios = {
+            "offered": row["offered_per_s"] / capacity["answered_per_s"],
+            "goodput": row["answered_per_s"] / capacity["answered_per_s"],
+            "goodput_by_cpu": meter.per_cpu_second(row) / capacity_cpu,
+            percentile + "_of_bound": row[percentile] / (MAX_QUEUE_MS * 1e3),
+            "rss_growth": growth(rss),
+        }
+        runs = [round(one["stage_mean_us"]["run"]) for one in (capacity, row)]
+        print(f"capacity {capacity['answered_per_s']:.1f}/s", ratios, row["failed_by_code"], f"rss {max(rss) >> 20} MiB, run {runs} us")
+        assert set(row["failed_by_code"]) == {"RESOURCE_EXHAUSTED"} and row["verified"] > 0
+        assert_agree(server, taught, capacity, row)
+        assert_only_these_ran(server)
+        assert ratios["offered"] > 9, ratios
+        # Where the processor was not the server's alone, by what it got of it.
+        assert ratios["goodput" if percentile == "p99_us" else "goodput_by_cpu"] >= GOODPUT, ratios
+        assert ratios[percentile + "_of_bound"] <= OF_BOUND, ratios
+        assert ratios["rss_growth"] <= 1.05, ratios
+
+
+class Meter:
+    """What a server does with the processor time that it gets from now on."""
+
+    def __init__(self, server):
+        self._server, self._begin_s = server, cpu_seconds(server)
+
+    def per_cpu_second(self, row):
+        return row["answered"] / (cpu_seconds(self._server) - self._begin_s)

@@ -1,0 +1,48 @@
+"""A server at four fifths of what it can do, whose callers are killed at random: nothing adds up wrong, nothing grows."""
+
+import random
+import time
+
+from attnd_process import wait_until
+from scenario import Load, assert_only_these_ran, by_code, finished, is_idle, load, rss_bytes, seconds, serving, undisturbed
+
+KIND = ("--q_heads=2", "--q_len=512", "--dtype=bfloat16")  # about 2 ms on a processor of 2026
+STEADY, VICTIMS = 0.6, 0.2  # of capacity
+CI_SECONDS = 12
+
+
+def test_callers_killed_at_random(tmp_path):
+    undisturbed(lambda percentile: soak(tmp_path, seconds("ATTND_SOAK_SECONDS", CI_SECONDS), is_disturbed=percentile != "p99_us"))
+
+
+def soak(folder, duration_s, is_disturbed):
+    chance = random.Random(11)
+    with serving(folder, "--max_queue_ms=500") as server:
+        capacity = load(server, *KIND, "--concurrency=8", "--duration=2s")
+        rate = capacity["answered_per_s"]
+        full = load(server, *KIND, f"--rate={3 * rate:.1f}", "--duration=2s")
+        most = memory(server)  # a full queue's
+        steady = Load(server, *KIND, f"--rate={STEADY * rate:.1f}", f"--duration={duration_s}s", "--verify=0.02")
+        samples = []
+        while steady.process.poll() is None:
+            victim = Load(server, *KIND, f"--rate={VICTIMS * rate:.1f}", "--burst=4", "--connections=2", "--duration=1h")
+            time.sleep(chance.uniform(0.1, 0.9))  # a victim's life
+            victim.kill()
+            samples.append(memory(server))
+        row = steady.row()
+        wait_until(lambda: is_idle(server), "idle")
+        counts = by_code(finished(server))
+        rss, arena = (max(values) / before for values, before in zip(zip(*samples), most))
+        print(f"{len(samples)} killed, {counts}, {most[0] >> 20} MiB resident, of that {rss:.3f}, of the arena {arena:.3f}")
+        assert len(samples) > duration_s / 2
+        assert counts["OK"] >= row["answered"] + full["answered"] + capacity["answered"]
+        assert set(counts) <= {"OK", "CANCELLED", "RESOURCE_EXHAUSTED"} and row["verified"] > 0
+        assert_only_these_ran(server)
+        assert rss <= 1.05 and arena <= 1.05
+        # Four fifths of what it can do are more than it can while others take its processor.
+        assert is_disturbed or row["answered"] == row["sent"]
+
+
+def memory(server):
+    """Resident, and of the arena what was ever used."""
+    return rss_bytes(server), server.metric("attnd_pool_kept_bytes ")
