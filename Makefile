@@ -2,7 +2,7 @@
 PRESET ?= release
 BUILD := build/$(PRESET)
 
-.PHONY: demo test loadtest python example build configure deps asan tsan fuzz tidy format container clean
+.PHONY: demo test loadtest python example build configure deps arm64 asan tsan fuzz tidy format container clean
 
 demo: configure
 	cmake --build --preset $(PRESET) --target attnd attnctl
@@ -45,6 +45,13 @@ configure: deps
 
 deps:
 	deploy/install-deps.sh
+
+# The kernels for 64-bit ARM, their tests under qemu-user.
+arm64:
+	deploy/install-arm64-tools.sh
+	cmake --preset arm64
+	cmake --build --preset arm64
+	ctest --preset arm64
 
 asan tsan: deps
 	cmake --preset $@
