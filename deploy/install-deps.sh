@@ -24,24 +24,5 @@ if ! apt-cache show libclang-rt-14-dev >/dev/null 2>&1 && [ -r /etc/os-release ]
   esac
 fi
 
-missing=()
-for package in "${packages[@]}"; do
-  status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)
-  [ "$status" = installed ] || missing+=("$package")
-done
-
-if [ ${#missing[@]} -eq 0 ]; then
-  echo "install-deps: everything is installed"
-  exit 0
-fi
-
-sudo=()
-if [ "$(id -u)" -ne 0 ]; then
-  command -v sudo >/dev/null || { echo "install-deps: not root, and no sudo: install by hand: ${missing[*]}" >&2; exit 1; }
-  sudo=(sudo)
-fi
-
-echo "install-deps: installing ${#missing[@]} packages: ${missing[*]}"
-"${sudo[@]}" apt-get update -qq
-"${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-echo "install-deps: done"
+source "$(dirname "${BASH_SOURCE[0]}")/install-packages.sh"
+install_packages install-deps "${packages[@]}"

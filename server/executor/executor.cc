@@ -33,8 +33,8 @@ constexpr int kSpinLooks = 64;
 constexpr microseconds kNap{25};
 constexpr unsigned long kTimerSlackNs = 1000;
 
-// After its last batch a GPU's executor looks for the next one this often, half a millisecond or so,
-// before it sleeps: to be woken takes 20 to 70 us.
+// After its last batch a GPU's executor looks for the next one this often, half a millisecond or
+// so, before it sleeps: to be woken takes 20 to 70 us.
 constexpr int kIdleLooks = 2000;
 
 // What is predicted to take no longer may run on the thread that brings it: that thread has other
