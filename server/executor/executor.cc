@@ -159,7 +159,7 @@ class Executor::Impl {
 
  private:
   void Loop() {
-    prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
+    prctl(PR_SET_TIMERSLACK, kTimerSlackNs);  // were it refused, naps would only be longer
     turn_.acquire();
     int idle_looks = 0;
     while (lost_.ok() && Fill()) {

@@ -1,6 +1,6 @@
 """Who waits for whom: a light tenant beside a flood, shares by weight, the lowest priority, a short request beside long ones."""
 
-from scenario import Load, assert_agree, assert_only_these_ran, load, serving, undisturbed
+from scenario import Load, assert_agree, assert_only_these_ran, load, seconds, serving, undisturbed
 
 SLICE_MS = 20  # the default
 SHORT = ("--q_heads=1", "--q_len=64")
@@ -27,17 +27,21 @@ def of_promise(alone, beside, percentile):
 
 
 def test_a_light_tenant_beside_a_flood(tmp_path):
-    """By the median: two calls of the 170 that a few seconds have make their p99 (tests/load/RESULTS.md has longer runs')."""
-    light_tenant(tmp_path, "p50_us")
+    """By the median in a short run, of whose 200 calls two make the p99; by the p99, which is what is promised, from 30 s on."""
+    duration_s = seconds("ATTND_LOAD_SECONDS", 4)
+    if duration_s < 30:
+        light_tenant(tmp_path, "p50_us", duration_s)
+    else:
+        undisturbed(lambda percentile: light_tenant(tmp_path, percentile, duration_s))
 
 
-def light_tenant(folder, percentile):
+def light_tenant(folder, percentile, duration_s):
     with serving(folder, *tenants(folder, "light\nheavy\n")) as server:
         taught = load(server, *MIDDLE, tenant("heavy"), "--concurrency=1", "--duration=1s")
         light = (*SHORT, tenant("light"), "--rate=50")
         alone = load(server, *light, "--duration=3s")
-        flood = Load(server, *MIDDLE, tenant("heavy"), "--concurrency=64", "--duration=5s")
-        beside = load(server, *light, "--duration=4s")
+        flood = Load(server, *MIDDLE, tenant("heavy"), "--concurrency=64", f"--duration={duration_s + 1}s")
+        beside = load(server, *light, f"--duration={duration_s}s")
         flood = flood.row()
         print(f"{percentile} alone {alone[percentile]}, beside {beside[percentile]}, of the flood {flood[percentile]}")
         assert_agree(server, taught, alone, flood, beside)

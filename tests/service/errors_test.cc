@@ -230,55 +230,57 @@ TEST(ErrorsTest, AProblemThatTheDeviceCannotServeIsRefusedBeforeTheQueue) {
   gate.Release();
 }
 
-TEST(ErrorsTest, AFullQueueSaysWhenToComeAgain) {
-  auto device = std::make_unique<GatedDevice>();
-  GatedDevice& gate = *device;
-  server::ServerOptions options = TestOptions();
-  options.scheduler.max_queue_requests = 1;
-  TestServer server(options, std::move(device));
-  const v1::ComputeRequest request = MakeRequest({});
-  gate.Hold();
-  const auto running = server.Begin(request);
-  gate.WaitUntilHeld();
-  const auto queued = server.Begin(request);
-  ASSERT_TRUE(Eventually([&] { return server.Metric("attnd_queue_requests") == 1; }));
-  const Outcome refused = server.Compute(request);
+// One request runs until it is let go, and one fills the queue behind it.
+class FullQueueTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    gate_->Hold();
+    running_ = server_.Begin(request_);
+    gate_->WaitUntilHeld();
+    queued_ = server_.Begin(request_);
+    ASSERT_TRUE(Eventually([&] { return server_.Metric("attnd_queue_requests") == 1; }));
+  }
+  void ReleaseAndExpectAnswers() {
+    gate_->Release();
+    EXPECT_TRUE(IsRight(running_->Wait(), request_));
+    EXPECT_TRUE(IsRight(queued_->Wait(), request_));
+  }
+  static server::ServerOptions OneMayWait() {
+    server::ServerOptions options = TestOptions();
+    options.scheduler.max_queue_requests = 1;
+    return options;
+  }
+
+  const v1::ComputeRequest request_ = MakeRequest({});
+  GatedDevice* const gate_ = new GatedDevice;  // the server's
+  TestServer server_{OneMayWait(), std::unique_ptr<server::Device>(gate_)};
+  std::unique_ptr<PendingCall> running_;
+  std::unique_ptr<PendingCall> queued_;
+};
+
+TEST_F(FullQueueTest, SaysWhenToComeAgain) {
+  const Outcome refused = server_.Compute(request_);
   EXPECT_EQ(refused.code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_GE(std::stol(refused.Trailer("grpc-retry-pushback-ms")), 0);
-  EXPECT_EQ(server.Metric("attnd_retry_pushback_total"), 1);
-  gate.Release();
-  EXPECT_TRUE(IsRight(running->Wait(), request));
-  EXPECT_TRUE(IsRight(queued->Wait(), request));
-  ExpectBalance(server, 3);
+  EXPECT_EQ(server_.Metric("attnd_retry_pushback_total"), 1);
+  ReleaseAndExpectAnswers();
+  ExpectBalance(server_, 3);
 }
 
 // Not a byte of the message is waited for.
-TEST(ErrorsTest, AFullQueueRefusesBeforeTheMessage) {
-  auto device = std::make_unique<GatedDevice>();
-  GatedDevice& gate = *device;
-  server::ServerOptions options = TestOptions();
-  options.scheduler.max_queue_requests = 1;
-  TestServer server(options, std::move(device));
-  const v1::ComputeRequest request = MakeRequest({});
-  gate.Hold();
-  const auto running = server.Begin(request);
-  gate.WaitUntilHeld();
-  const auto queued = server.Begin(request);
-  ASSERT_TRUE(Eventually([&] { return server.Metric("attnd_queue_requests") == 1; }));
+TEST_F(FullQueueTest, RefusesBeforeTheMessage) {
   for (const char* method : {kComputeMethod, kStreamMethod}) {
-    RawStream silent(server.NewChannel(), method);
+    RawStream silent(server_.NewChannel(), method);
     std::string message;
     EXPECT_FALSE(silent.Read(&message)) << method;
     EXPECT_EQ(silent.Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
     EXPECT_EQ(silent.Trailers().count("grpc-retry-pushback-ms"), 1U);
   }
-  EXPECT_EQ(Finished(server, "RESOURCE_EXHAUSTED", "receive"), 2);
-  EXPECT_EQ(server.Metric("attnd_refusals_total{reason=\"queue_requests\"}"), 2);
-  EXPECT_EQ(server.Metric("attnd_retry_pushback_total"), 2);
-  gate.Release();
-  EXPECT_TRUE(IsRight(running->Wait(), request));
-  EXPECT_TRUE(IsRight(queued->Wait(), request));
-  ExpectBalance(server, 4);
+  EXPECT_EQ(Finished(server_, "RESOURCE_EXHAUSTED", "receive"), 2);
+  EXPECT_EQ(server_.Metric("attnd_refusals_total{reason=\"queue_requests\"}"), 2);
+  EXPECT_EQ(server_.Metric("attnd_retry_pushback_total"), 2);
+  ReleaseAndExpectAnswers();
+  ExpectBalance(server_, 4);
 }
 
 TEST(ErrorsTest, AnAnswerThatCanNeverFitIsRefusedForGood) {
