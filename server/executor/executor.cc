@@ -318,6 +318,8 @@ class Executor::Impl {
       run.retry_at = now + kMemoryRetry;
       return Look::kNothingNew;
     }
+    // Now, for a batch in slices may end in between.
+    if (run.step->stage == Stage::kRun) metrics_->ObserveBatch(run.size, run.fill);
     if (!status.ok()) return Fail(run, status);
     run.begun = true;
     run.begun_at = now;
@@ -396,7 +398,7 @@ class Executor::Impl {
   void ObserveRun(const BatchRun& run, TimePoint now) {
     scheduler_->costs().Observe(run.work, run.busy, now);
     const auto seconds = [](Duration d) { return std::chrono::duration<double>(d).count(); };
-    metrics_->ObserveBatch({run.size, run.fill, seconds(run.predicted), seconds(run.busy)});
+    metrics_->ObservePrediction(seconds(run.predicted), seconds(run.busy));
     std::set<std::string> kernels;
     for (const RunningJob& running : run.batch.jobs) {
       if (!running.kernel.empty()) kernels.insert(running.kernel);

@@ -153,10 +153,13 @@ class Metrics::Impl {
     }
   }
 
-  void ObserveBatch(const BatchFacts& batch) {
-    batch_requests_.Observe(static_cast<double>(batch.requests));
-    batch_fill_.Observe(batch.fill);
-    if (batch.actual_s > 0) predicted_.Observe(batch.predicted_s / batch.actual_s);
+  void ObserveBatch(int64_t requests, double fill) {
+    batch_requests_.Observe(static_cast<double>(requests));
+    batch_fill_.Observe(fill);
+  }
+
+  void ObservePrediction(double predicted_s, double actual_s) {
+    if (actual_s > 0) predicted_.Observe(predicted_s / actual_s);
   }
 
   void ObserveKernel(absl::string_view kernel, double run_seconds) {
@@ -328,7 +331,10 @@ void Metrics::CountRefusal(Refusal refusal) { impl_->CountRefusal(refusal); }
 void Metrics::ObserveTiming(const Timing& timing, int priority) {
   impl_->ObserveTiming(timing, priority);
 }
-void Metrics::ObserveBatch(const BatchFacts& batch) { impl_->ObserveBatch(batch); }
+void Metrics::ObserveBatch(int64_t requests, double fill) { impl_->ObserveBatch(requests, fill); }
+void Metrics::ObservePrediction(double predicted_s, double actual_s) {
+  impl_->ObservePrediction(predicted_s, actual_s);
+}
 void Metrics::ObserveKernel(absl::string_view kernel, double run_seconds) {
   impl_->ObserveKernel(kernel, run_seconds);
 }

@@ -67,15 +67,6 @@ inline constexpr int kRefusals = 10;
 // "queue_requests": a metric label.
 const char* RefusalName(Refusal refusal);
 
-// What a batch was.
-struct BatchFacts {
-  int64_t requests = 0;
-  double fill =
-      0;  // of its nearest limit, from 0; over 1 for a request that is larger than a batch
-  double predicted_s = 0;
-  double actual_s = 0;
-};
-
 // Thread-safe.
 class Metrics {
  public:
@@ -97,7 +88,11 @@ class Metrics {
   void CountRefusal(Refusal refusal);
   // `priority` as Request has it.
   void ObserveTiming(const Timing& timing, int priority);
-  void ObserveBatch(const BatchFacts& batch);
+  // A batch that runs. `fill` is of its nearest limit, from 0; over 1 for a request that is larger
+  // than a batch.
+  void ObserveBatch(int64_t requests, double fill);
+  // Device time of one that has run to its end.
+  void ObservePrediction(double predicted_s, double actual_s);
   // A name that is not of the form [a-z0-9_]{1,64} counts as "other".
   void ObserveKernel(absl::string_view kernel, double run_seconds);
   // The latest call counts.

@@ -18,6 +18,7 @@ namespace {
 
 using fakes::Probe;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 class ExecutorSlicesTest : public ::testing::Test {
  protected:
@@ -127,6 +128,8 @@ TEST_F(ExecutorSlicesTest, ACancelledOneComputesNoFurtherSlice) {
   EXPECT_EQ(gone.stage(), Stage::kRun);
   EXPECT_TRUE(stays.status().ok());
   EXPECT_THAT(Runs(), ElementsAre("gone", "stays", "gone", "stays", "stays", "stays"));
+  EXPECT_THAT(metrics_.Serialize(), HasSubstr("attnd_batch_requests_sum 2\n"))
+      << "it has run, if not to its end";
 }
 
 TEST_F(ExecutorSlicesTest, AnExpiredOneComputesNoFurtherSlice) {

@@ -80,7 +80,8 @@ void FillWithEverything(Metrics& metrics) {
   for (int reason = 0; reason < kRefusals; ++reason) {
     metrics.CountRefusal(static_cast<Refusal>(reason));
   }
-  metrics.ObserveBatch({.requests = 3, .fill = 0.5, .predicted_s = 1, .actual_s = 2});
+  metrics.ObserveBatch(3, 0.5);
+  metrics.ObservePrediction(1, 2);
   for (int priority = -3; priority < 20; ++priority) {
     metrics.ObserveTiming({1, 2, 3, 4, 5}, priority);
   }
@@ -125,7 +126,8 @@ TEST(Metrics, HistogramsAreInSeconds) {
   metrics.ObserveTiming(
       {.queue_us = 15, .upload_us = 0, .run_us = 1500000, .download_us = 0, .total_us = 1500015},
       0);
-  metrics.ObserveBatch({.requests = 3, .fill = 0.6, .predicted_s = 0.3, .actual_s = 0.1});
+  metrics.ObserveBatch(3, 0.6);
+  metrics.ObservePrediction(0.3, 0.1);
   metrics.ObserveKernel("attn_fwd_bf16_d64_causal_avx512", 0.25);
   const std::string text = metrics.Serialize();
   EXPECT_THAT(text, HasSubstr("attnd_stage_seconds_sum{priority=\"default\",stage=\"run\"} 1.5\n"));
