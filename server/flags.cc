@@ -118,6 +118,18 @@ ABSL_FLAG(
     "Lets callers at the side socket hand in memory on this server's GPUs too (CUDA IPC), which "
     "kernels read and write in place. Such callers are trusted: one that frees its memory while "
     "a call uses it may take the GPU, and so the server, down.");
+ABSL_FLAG(
+    bool, allow_shm_names, Defaults().allow_shm_names,
+    "Lets callers of the Open Inference Protocol on this host (127.0.0.1, [::1] or a Unix socket) "
+    "register POSIX shared memory objects of their own user by name, and have tensors read from "
+    "and written to them.");
+ABSL_FLAG(
+    std::string, shm_name_prefix, Defaults().shm_name_prefix,
+    "How the names of such objects must begin, without their leading slash. Empty: any may be "
+    "registered that is the caller's own.");
+ABSL_FLAG(int64_t, max_shm_names, Defaults().max_shm_names,
+          "Registrations of such objects at a time, and --max_region_bytes their bytes; more are "
+          "refused. One caller may have half of either. 0 and negative: refused.");
 ABSL_FLAG(int64_t, drain_delay_ms, Defaults().drain_delay_ms,
           "After SIGTERM or SIGINT: how long calls are still accepted while health says "
           "NOT_SERVING, in milliseconds. 0: not at all. Negative: refused.");
@@ -205,6 +217,9 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
   server.local_socket = absl::GetFlag(FLAGS_local_socket);
   server.max_region_bytes = absl::GetFlag(FLAGS_max_region_bytes);
   server.allow_cuda_ipc = absl::GetFlag(FLAGS_allow_cuda_ipc);
+  server.allow_shm_names = absl::GetFlag(FLAGS_allow_shm_names);
+  server.shm_name_prefix = absl::GetFlag(FLAGS_shm_name_prefix);
+  server.max_shm_names = absl::GetFlag(FLAGS_max_shm_names);
   server.drain_delay_ms = absl::GetFlag(FLAGS_drain_delay_ms);
   server.drain_timeout_ms = absl::GetFlag(FLAGS_drain_timeout_ms);
   server.default_deadline_ms = absl::GetFlag(FLAGS_default_deadline_ms);

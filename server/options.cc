@@ -15,6 +15,8 @@ namespace {
 
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxCount = 1'000'000;
+// Each holds a descriptor open.
+constexpr int64_t kMaxShmNames = 65'536;
 constexpr int64_t kMaxBytes = int64_t{1} << 50;
 constexpr int64_t kMaxMs = int64_t{24} * 3600 * 1000;
 
@@ -58,6 +60,7 @@ absl::Status CheckRanges(const ServerOptions& options) {
       {"pinned_bytes", options.pinned_bytes, 0, kMaxBytes},
       {"device_bytes", options.device_bytes, 0, kMaxBytes},
       {"max_region_bytes", options.max_region_bytes, 0, kMaxBytes},
+      {"max_shm_names", options.max_shm_names, 1, kMaxShmNames},
       {"drain_delay_ms", options.drain_delay_ms, 0, kMaxMs},
       {"drain_timeout_ms", options.drain_timeout_ms, 0, kMaxMs},
       {"default_deadline_ms", options.default_deadline_ms, 0, kMaxMs},
@@ -84,6 +87,22 @@ int64_t UsableBytes() {
     if (file >> limit_bytes) bytes = std::min(bytes, limit_bytes);
   }
   return bytes;
+}
+
+absl::Status CheckShmNames(const ServerOptions& options) {
+  const std::string& prefix = options.shm_name_prefix;
+  // A file's name has at most 255 bytes, and something is to follow.
+  constexpr size_t kMaxPrefixBytes = 200;
+  if (prefix.size() > kMaxPrefixBytes) {
+    return Invalid("shm_name_prefix", prefix, absl::StrCat("is over ", kMaxPrefixBytes, " bytes"));
+  }
+  if (absl::StrContains(prefix, '/')) {
+    return Invalid("shm_name_prefix", prefix, "must be without slashes, a leading one too");
+  }
+  if (options.allow_shm_names && options.max_region_bytes == 0) {
+    return Invalid("allow_shm_names", "true", "nothing could be registered: --max_region_bytes=0");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckTenants(const ServerOptions& options) {
@@ -118,6 +137,7 @@ absl::Status Validate(const ServerOptions& options) {
   }
   if (absl::Status status = CheckRanges(options); !status.ok()) return status;
   if (absl::Status status = CheckTenants(options); !status.ok()) return status;
+  if (absl::Status status = CheckShmNames(options); !status.ok()) return status;
   if (options.receive_bytes < options.max_unary_bytes) {
     return Invalid(
         "receive_bytes", options.receive_bytes,

@@ -42,6 +42,11 @@ struct ServerOptions {
   int64_t max_region_bytes = int64_t{8} << 30;
   // Callers are trusted then (server/regions/README.md).
   bool allow_cuda_ipc = false;
+  // Of callers on this host, for the Open Inference Protocol alone (server/regions/README.md).
+  bool allow_shm_names = false;
+  std::string shm_name_prefix = "attnd-";
+  // Each costs a descriptor.
+  int64_t max_shm_names = 256;
   // Longer than a balancer takes to see that /readyz has changed.
   int64_t drain_delay_ms = 5'000;
   int64_t drain_timeout_ms = 30'000;

@@ -99,6 +99,16 @@ TEST(OptionsTest, EveryErrorNamesTheFlagAndItsValue) {
               HasSubstr("--receive_bytes="));
   EXPECT_THAT(WhyInvalid([](auto& o) { o.arena_bytes = o.max_unary_bytes; }),
               HasSubstr("--arena_bytes="));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.shm_name_prefix = "/attnd-"; }),
+              HasSubstr("--shm_name_prefix=/attnd-"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.shm_name_prefix = std::string(201, 'x'); }),
+              HasSubstr("--shm_name_prefix=x"));
+  EXPECT_THAT(WhyInvalid([](auto& o) { o.max_shm_names = 0; }), HasSubstr("--max_shm_names=0"));
+  EXPECT_THAT(WhyInvalid([](auto& o) {
+                o.allow_shm_names = true;
+                o.max_region_bytes = 0;
+              }),
+              HasSubstr("--max_region_bytes=0"));
   EXPECT_THAT(WhyInvalid([](auto& o) { o.drain_delay_ms = -1; }), HasSubstr("--drain_delay_ms=-1"));
   EXPECT_THAT(WhyInvalid([](auto& o) { o.drain_timeout_ms = -1; }),
               HasSubstr("--drain_timeout_ms=-1"));
