@@ -20,19 +20,20 @@ using kernels::AttentionProblem;
 // protobuf's limit for a whole message is 2 GiB - 1; the answer's header gets 1 MiB of it.
 constexpr int64_t kMaxAnswerBytes = INT_MAX - (int64_t{1} << 20);
 
-absl::Status CheckCallFields(const v1::ComputeHeader& header, const Limits& limits) {
+absl::Status CheckCallFields(const v1::ComputeHeader& header, const Limits& limits,
+                             const FieldNames& names) {
   if (header.priority() > static_cast<uint32_t>(limits.max_priority)) {
     return InvalidArgumentError(
         StrCat("priority is ", header.priority(), "; it must be in 0..", limits.max_priority));
   }
   if (header.has_timeout_us() && header.timeout_us() <= 0) {
-    return InvalidArgumentError(StrCat("timeout_us is ", header.timeout_us(),
+    return InvalidArgumentError(StrCat(names.timeout, " is ", header.timeout_us(),
                                        "; it must be greater than 0, or absent for none"));
   }
   const int64_t id_bytes = static_cast<int64_t>(header.request_id().size());
   if (id_bytes > limits.max_request_id_bytes) {
-    return InvalidArgumentError(
-        StrCat("request_id is ", id_bytes, " bytes; the limit is ", limits.max_request_id_bytes));
+    return InvalidArgumentError(StrCat(names.request_id, " is ", id_bytes, " bytes; the limit is ",
+                                       limits.max_request_id_bytes));
   }
   return absl::OkStatus();
 }
@@ -95,26 +96,27 @@ absl::Status CheckLengths(const char* name, const RepeatedField<int64_t>& ends, 
 }
 
 absl::Status CheckSequences(const v1::ComputeHeader& header, const Extents& extents,
-                            const Limits& limits) {
+                            const Limits& limits, const FieldNames& names) {
   const RepeatedField<int64_t>& q_ends = header.cu_seqlens_q();
   const RepeatedField<int64_t>& kv_ends = header.cu_seqlens_kv();
   if (!extents.packed()) {
     if (q_ends.empty() && kv_ends.empty()) return absl::OkStatus();
     const bool is_q = !q_ends.empty();
-    return InvalidArgumentError(StrCat(
-        is_q ? "cu_seqlens_q" : "cu_seqlens_kv", " has ", is_q ? q_ends.size() : kv_ends.size(),
-        " entries; ", v1::Layout_Name(extents.layout), " takes none (only LAYOUT_THD does)"));
+    return InvalidArgumentError(StrCat(is_q ? names.cu_seqlens_q : names.cu_seqlens_kv, " has ",
+                                       is_q ? q_ends.size() : kv_ends.size(), " entries; ",
+                                       v1::Layout_Name(extents.layout),
+                                       " takes none (only LAYOUT_THD does)"));
   }
-  absl::Status status = CheckLengths("cu_seqlens_q", q_ends, "q", extents.q_len);
-  if (status.ok()) status = CheckLengths("cu_seqlens_kv", kv_ends, "k", extents.kv_len);
+  absl::Status status = CheckLengths(names.cu_seqlens_q, q_ends, names.q, extents.q_len);
+  if (status.ok()) status = CheckLengths(names.cu_seqlens_kv, kv_ends, names.k, extents.kv_len);
   if (!status.ok()) return status;
   if (q_ends.size() != kv_ends.size()) {
-    return InvalidArgumentError(StrCat("cu_seqlens_q has ", q_ends.size(),
-                                       " entries and cu_seqlens_kv has ", kv_ends.size(),
+    return InvalidArgumentError(StrCat(names.cu_seqlens_q, " has ", q_ends.size(), " entries and ",
+                                       names.cu_seqlens_kv, " has ", kv_ends.size(),
                                        "; they must have the same number"));
   }
   if (q_ends.size() - 1 > limits.max_sequences) {
-    return InvalidArgumentError(StrCat("cu_seqlens_q holds ", q_ends.size() - 1,
+    return InvalidArgumentError(StrCat(names.cu_seqlens_q, " holds ", q_ends.size() - 1,
                                        " sequences; the limit is ", limits.max_sequences));
   }
   return absl::OkStatus();
@@ -211,16 +213,17 @@ TimePoint DeadlineOf(const v1::ComputeHeader& header, TimePoint arrival) {
 absl::StatusOr<std::unique_ptr<Request>> CheckHeader(const v1::ComputeHeader& header,
                                                      const PayloadBytes* given,
                                                      int64_t max_answer_bytes, const Limits& limits,
-                                                     TimePoint arrival, PayloadBytes& sizes) {
-  if (absl::Status status = CheckCallFields(header, limits); !status.ok()) return status;
-  absl::StatusOr<Extents> extents = ReadExtents(header);
+                                                     TimePoint arrival, const FieldNames& names,
+                                                     PayloadBytes& sizes) {
+  if (absl::Status status = CheckCallFields(header, limits, names); !status.ok()) return status;
+  absl::StatusOr<Extents> extents = ReadExtents(header, names);
   if (!extents.ok()) return extents.status();
   absl::StatusOr<AttentionProblem> problem = ReadProblem(header, *extents);
   if (!problem.ok()) return problem.status();
   absl::Status status = CheckSlopes(header.alibi_slopes(), extents->q_heads);
-  if (status.ok()) status = CheckSequences(header, *extents, limits);
+  if (status.ok()) status = CheckSequences(header, *extents, limits, names);
   if (status.ok() && given != nullptr) {
-    status = CheckPayloadSizes(header, extents->dtype, given->q, given->k, given->v);
+    status = CheckPayloadSizes(header, extents->dtype, *given, names);
   }
   if (!status.ok()) return status;
   const absl::StatusOr<RegionTensors> regions = ReadRegionTensors(header, *extents, limits);
@@ -250,10 +253,11 @@ absl::StatusOr<std::unique_ptr<Request>> CheckHeader(const v1::ComputeHeader& he
 
 absl::StatusOr<std::unique_ptr<Request>> Check(const v1::ComputeHeader& header, int64_t q_bytes,
                                                int64_t k_bytes, int64_t v_bytes,
-                                               const Limits& limits, TimePoint arrival) {
+                                               const Limits& limits, TimePoint arrival,
+                                               const FieldNames& names) {
   const PayloadBytes given{q_bytes, k_bytes, v_bytes};
   PayloadBytes sizes;
-  return CheckHeader(header, &given, kMaxAnswerBytes, limits, arrival, sizes);
+  return CheckHeader(header, &given, kMaxAnswerBytes, limits, arrival, names, sizes);
 }
 
 absl::StatusOr<std::unique_ptr<Request>> CheckStream(const v1::ComputeHeader& header,
@@ -263,7 +267,7 @@ absl::StatusOr<std::unique_ptr<Request>> CheckStream(const v1::ComputeHeader& he
     return absl::UnimplementedError(
         "a stream's tensors come in its chunks; those in memory regions need Compute");
   }
-  return CheckHeader(header, nullptr, INT64_MAX, limits, arrival, sizes);
+  return CheckHeader(header, nullptr, INT64_MAX, limits, arrival, kHeaderNames, sizes);
 }
 
 }  // namespace attnd::server::wire

@@ -1,14 +1,10 @@
 #include "attnd/v1/attnd.pb.h"
-#include "google/protobuf/io/coded_stream.h"
-#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
-#include "google/protobuf/wire_format_lite.h"
+#include "server/wire/bytes_prefix.h"
 #include "server/wire/stream.h"
 #include "server/wire/wire.h"
 
 namespace attnd::server::wire {
 namespace {
-
-using google::protobuf::internal::WireFormatLite;
 
 v1::DataType ToProto(kernels::DType dtype) {
   switch (dtype) {
@@ -33,14 +29,6 @@ void FillTiming(const Timing& from, v1::Timing& to) {
   to.set_run_us(from.run_us);
   to.set_download_us(from.download_us);
   to.set_total_us(from.total_us);
-}
-
-// A bytes field's tag and length; its bytes follow. Check() keeps answers within 32 bits.
-void AppendBytesPrefix(int field_number, int64_t size_bytes, std::string& out) {
-  google::protobuf::io::StringOutputStream stream(&out);
-  google::protobuf::io::CodedOutputStream coded(&stream);
-  coded.WriteTag(WireFormatLite::MakeTag(field_number, WireFormatLite::WIRETYPE_LENGTH_DELIMITED));
-  coded.WriteVarint32(static_cast<uint32_t>(size_bytes));
 }
 
 void FillHeader(const Request& request, const Answer& answer, v1::Transport transport,

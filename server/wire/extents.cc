@@ -19,7 +19,24 @@ std::string ShapeOf(const v1::TensorSpec& spec) {
   return StrCat("[", absl::StrJoin(spec.shape(), ", "), "]");
 }
 
-std::string DTypeOf(const v1::TensorSpec& spec) { return v1::DataType_Name(spec.dtype()); }
+std::string DTypeOf(const v1::TensorSpec& spec, const FieldNames& names) {
+  switch (spec.dtype()) {
+    case v1::DATA_TYPE_FLOAT32:
+      return names.f32;
+    case v1::DATA_TYPE_FLOAT16:
+      return names.f16;
+    case v1::DATA_TYPE_BFLOAT16:
+      return names.bf16;
+    default:
+      return v1::DataType_Name(spec.dtype());
+  }
+}
+
+// "q and k must have the same batch: ...".
+std::string Differ(const NamedSpec& a, const NamedSpec& b, const char* in) {
+  return StrCat(a.name, " and ", b.name, " must have the same ", in, ": ", a.name, ".shape is ",
+                ShapeOf(a.spec), ", ", b.name, ".shape is ", ShapeOf(b.spec));
+}
 
 std::string LayoutOf(v1::Layout layout) { return v1::Layout_Name(layout); }
 
@@ -45,21 +62,21 @@ absl::Status CheckPresent(const v1::ComputeHeader& header) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<DType> ReadDType(const v1::ComputeHeader& header) {
+absl::StatusOr<DType> ReadDType(const v1::ComputeHeader& header, const FieldNames& names) {
   for (const NamedSpec& tensor :
        {NamedSpec{"q.dtype", header.q()}, {"k.dtype", header.k()}, {"v.dtype", header.v()}}) {
     if (!v1::DataType_IsValid(tensor.spec.dtype())) {
       return UnknownEnumValue(tensor.name, "DataType", tensor.spec.dtype());
     }
     if (tensor.spec.dtype() == v1::DATA_TYPE_UNSPECIFIED) {
-      return InvalidArgumentError(StrCat(tensor.name, " is ", DTypeOf(tensor.spec),
-                                         "; name one, such as DATA_TYPE_FLOAT32"));
+      return InvalidArgumentError(StrCat(tensor.name, " is ", DTypeOf(tensor.spec, names),
+                                         "; name one, such as ", names.f32));
     }
   }
   if (header.q().dtype() != header.k().dtype() || header.q().dtype() != header.v().dtype()) {
-    return InvalidArgumentError(StrCat("q, k and v must have one dtype: q.dtype is ",
-                                       DTypeOf(header.q()), ", k.dtype is ", DTypeOf(header.k()),
-                                       ", v.dtype is ", DTypeOf(header.v())));
+    return InvalidArgumentError(StrCat(
+        "q, k and v must have one dtype: q.dtype is ", DTypeOf(header.q(), names), ", k.dtype is ",
+        DTypeOf(header.k(), names), ", v.dtype is ", DTypeOf(header.v(), names)));
   }
   switch (header.q().dtype()) {
     case v1::DATA_TYPE_FLOAT16:
@@ -72,7 +89,7 @@ absl::StatusOr<DType> ReadDType(const v1::ComputeHeader& header) {
 }
 
 absl::Status CheckShape(const NamedSpec& tensor, v1::Layout layout, int min_rank, int max_rank,
-                        int64_t element_bytes) {
+                        int64_t element_bytes, const FieldNames& names) {
   const v1::TensorSpec& spec = tensor.spec;
   if (spec.shape_size() < min_rank || spec.shape_size() > max_rank) {
     const std::string wanted =
@@ -90,22 +107,23 @@ absl::Status CheckShape(const NamedSpec& tensor, v1::Layout layout, int min_rank
   int64_t size_bytes = 0;
   if (!SizeBytesOf(spec, element_bytes, size_bytes)) {
     return InvalidArgumentError(StrCat(tensor.name, ".shape is ", ShapeOf(spec), " of ",
-                                       DTypeOf(spec), "; its size in bytes overflows 64 bits"));
+                                       DTypeOf(spec, names),
+                                       "; its size in bytes overflows 64 bits"));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckShapes(const v1::ComputeHeader& header, v1::Layout layout, DType dtype) {
+absl::Status CheckShapes(const v1::ComputeHeader& header, v1::Layout layout, DType dtype,
+                         const FieldNames& names) {
   const int rank = layout == v1::LAYOUT_THD ? 3 : 4;
   const int64_t element_bytes = kernels::SizeBytes(dtype);
-  absl::Status status = CheckShape({"q", header.q()}, layout, rank, rank, element_bytes);
-  if (status.ok()) status = CheckShape({"k", header.k()}, layout, rank - 1, rank, element_bytes);
-  if (status.ok()) status = CheckShape({"v", header.v()}, layout, rank - 1, rank, element_bytes);
+  const NamedSpec q{names.q, header.q()}, k{names.k, header.k()}, v{names.v, header.v()};
+  absl::Status status = CheckShape(q, layout, rank, rank, element_bytes, names);
+  if (status.ok()) status = CheckShape(k, layout, rank - 1, rank, element_bytes, names);
+  if (status.ok()) status = CheckShape(v, layout, rank - 1, rank, element_bytes, names);
   if (!status.ok()) return status;
   if (ShapeOf(header.k()) != ShapeOf(header.v())) {
-    return InvalidArgumentError(StrCat("k and v must have the same shape: k.shape is ",
-                                       ShapeOf(header.k()), ", v.shape is ", ShapeOf(header.v()),
-                                       " (v_head_dim is not supported)"));
+    return InvalidArgumentError(StrCat(Differ(k, v, "shape"), " (v_head_dim is not supported)"));
   }
   return absl::OkStatus();
 }
@@ -144,18 +162,18 @@ absl::Status UnknownEnumValue(const char* field, const char* type, int value) {
                                          "server"));
 }
 
-absl::StatusOr<Extents> ReadExtents(const v1::ComputeHeader& header) {
+absl::StatusOr<Extents> ReadExtents(const v1::ComputeHeader& header, const FieldNames& names) {
   if (!v1::Layout_IsValid(header.layout())) {
     return UnknownEnumValue("layout", "Layout", header.layout());
   }
   if (absl::Status status = CheckPresent(header); !status.ok()) return status;
-  absl::StatusOr<DType> dtype = ReadDType(header);
+  absl::StatusOr<DType> dtype = ReadDType(header, names);
   if (!dtype.ok()) return dtype.status();
 
   Extents extents;
   extents.dtype = *dtype;
   if (header.layout() != v1::LAYOUT_UNSPECIFIED) extents.layout = header.layout();
-  absl::Status status = CheckShapes(header, extents.layout, *dtype);
+  absl::Status status = CheckShapes(header, extents.layout, *dtype, names);
   if (!status.ok()) return status;
 
   const Axes axes = AxesOf(extents.layout);
@@ -168,23 +186,22 @@ absl::StatusOr<Extents> ReadExtents(const v1::ComputeHeader& header) {
   extents.kv_len = kv[axes.len];
   extents.head_dim = q.back();
   if (!extents.packed() && kv[axes.batch] != extents.batch) {
-    return InvalidArgumentError(StrCat("q and k must have the same batch: q.shape is ",
-                                       ShapeOf(header.q()), ", k.shape is ", ShapeOf(header.k())));
+    return InvalidArgumentError(Differ({names.q, header.q()}, {names.k, header.k()}, "batch"));
   }
   if (kv.back() != extents.head_dim) {
-    return InvalidArgumentError(StrCat("q and k must have the same head_dim: q.shape is ",
-                                       ShapeOf(header.q()), ", k.shape is ", ShapeOf(header.k())));
+    return InvalidArgumentError(Differ({names.q, header.q()}, {names.k, header.k()}, "head_dim"));
   }
   return extents;
 }
 
-absl::Status CheckPayloadSizes(const v1::ComputeHeader& header, DType dtype, int64_t q_bytes,
-                               int64_t k_bytes, int64_t v_bytes) {
+absl::Status CheckPayloadSizes(const v1::ComputeHeader& header, DType dtype,
+                               const PayloadBytes& given, const FieldNames& names) {
   const struct {
     NamedSpec tensor;
     int64_t given_bytes;
-  } payloads[] = {
-      {{"q", header.q()}, q_bytes}, {{"k", header.k()}, k_bytes}, {{"v", header.v()}, v_bytes}};
+  } payloads[] = {{{names.q, header.q()}, given.q},
+                  {{names.k, header.k()}, given.k},
+                  {{names.v, header.v()}, given.v}};
   for (const auto& payload : payloads) {
     int64_t wanted_bytes = 0;
     SizeBytesOf(payload.tensor.spec, kernels::SizeBytes(dtype), wanted_bytes);
@@ -194,10 +211,10 @@ absl::Status CheckPayloadSizes(const v1::ComputeHeader& header, DType dtype, int
     }
     if (payload.tensor.spec.has_region()) continue;
     if (payload.given_bytes != wanted_bytes) {
-      return InvalidArgumentError(StrCat(payload.tensor.name, " has ", payload.given_bytes,
-                                         " bytes; ", payload.tensor.name, ".shape ",
-                                         ShapeOf(payload.tensor.spec), " of ",
-                                         DTypeOf(payload.tensor.spec), " needs ", wanted_bytes));
+      return InvalidArgumentError(
+          StrCat(payload.tensor.name, " has ", payload.given_bytes, " bytes; ", payload.tensor.name,
+                 ".shape ", ShapeOf(payload.tensor.spec), " of ",
+                 DTypeOf(payload.tensor.spec, names), " needs ", wanted_bytes));
     }
   }
   return absl::OkStatus();

@@ -30,13 +30,14 @@ struct Extents {
 // INVALID_ARGUMENT: a spec, dtype or rank is missing or wrong, an extent is negative, a size
 // overflows, or the tensors disagree. UNIMPLEMENTED: an enum value that this version does not know.
 // Left to kernels::Validate(): heads, head_dim's range, and products of several extents.
-absl::StatusOr<Extents> ReadExtents(const v1::ComputeHeader& header);
+absl::StatusOr<Extents> ReadExtents(const v1::ComputeHeader& header,
+                                    const FieldNames& names = kHeaderNames);
 
 // INVALID_ARGUMENT with both numbers unless each payload is exactly as long as its shape says;
 // one that lies in a region, empty.
 // ReadExtents() has passed.
 absl::Status CheckPayloadSizes(const v1::ComputeHeader& header, kernels::DType dtype,
-                               int64_t q_bytes, int64_t k_bytes, int64_t v_bytes);
+                               const PayloadBytes& given, const FieldNames& names);
 
 // What the shapes mean. ReadExtents() has passed.
 PayloadBytes SizesOf(const v1::ComputeHeader& header, kernels::DType dtype);

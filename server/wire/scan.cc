@@ -11,15 +11,18 @@ ScannedRequest::ScannedRequest(ScannedRequest&&) noexcept = default;
 ScannedRequest& ScannedRequest::operator=(ScannedRequest&&) noexcept = default;
 ScannedRequest::~ScannedRequest() = default;
 
-absl::StatusOr<ScannedRequest> Scan(absl::Span<const ByteSpan> message, const Limits& limits) {
+absl::Status CheckMessageSize(absl::Span<const ByteSpan> message, const Limits& limits) {
   const int64_t message_bytes = SpanReader(message).left_bytes();
-  if (message_bytes > limits.max_message_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the message is ", message_bytes, " bytes; the unary limit (max_unary_bytes) is ",
-        limits.max_message_bytes, ": split the problem by batch or heads"));
-  }
+  if (message_bytes <= limits.max_message_bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the message is ", message_bytes, " bytes; the unary limit (max_unary_bytes) is ",
+      limits.max_message_bytes, ": split the problem by batch or heads"));
+}
+
+absl::StatusOr<ScannedRequest> Scan(absl::Span<const ByteSpan> message, const Limits& limits) {
+  if (absl::Status status = CheckMessageSize(message, limits); !status.ok()) return status;
   ScannedRequest found;
-  const ScannedField fields[] = {{v1::ComputeRequest::kHeaderFieldNumber, "header", nullptr},
+  const ScannedField fields[] = {{v1::ComputeRequest::kHeaderFieldNumber, "header"},
                                  {v1::ComputeRequest::kQFieldNumber, "q", &found.q},
                                  {v1::ComputeRequest::kKFieldNumber, "k", &found.k},
                                  {v1::ComputeRequest::kVFieldNumber, "v", &found.v}};

@@ -47,9 +47,9 @@ absl::Status Scanner::Malformed(absl::string_view what) const {
 absl::Status Scanner::CheckRest(int64_t more_bytes) const {
   const int64_t bytes = static_cast<int64_t>(rest_.size()) + more_bytes;
   if (bytes <= rules_.max_rest_bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(rules_.rest, " is at least ", bytes, " bytes, everything but ", rules_.but,
-                   " counted; the limit (max_header_bytes) is ", rules_.max_rest_bytes));
+  return absl::InvalidArgumentError(absl::StrCat(
+      rules_.rest, " is at least ", bytes, " bytes, everything but ", rules_.but,
+      " counted; the limit (max_header_bytes) is ", rules_.max_rest_bytes, rules_.advice));
 }
 
 absl::Status Scanner::ReadField() {
@@ -97,11 +97,23 @@ absl::Status Scanner::ReadBytes(uint32_t number, size_t rest_before) {
   }
   const int64_t size_bytes = static_cast<int64_t>(length);
   const ScannedField* field = open_groups_ == 0 ? Find(number) : nullptr;
-  if (field == nullptr || field->found == nullptr) return Keep(number, size_bytes);
+  if (field == nullptr || !field->is_payload()) return Keep(number, size_bytes);
   if (absl::Status status = CheckLeft(number, size_bytes); !status.ok()) return status;
   rest_.resize(rest_before);
-  *field->found = {true, reader_.offset_bytes(), size_bytes,
-                   field->found->count + 1};  // the last one wins
+  return PassOver(*field, size_bytes);
+}
+
+absl::Status Scanner::PassOver(const ScannedField& field, int64_t size_bytes) {
+  if (field.each == nullptr) {
+    *field.found = {true, reader_.offset_bytes(), size_bytes,
+                    field.found->count + 1};  // the last one wins
+  } else if (field.each->items.size() < field.each->max) {
+    field.each->items.push_back({true, reader_.offset_bytes(), size_bytes, 1});
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat(field.name, " has at least ",
+                                                   field.each->max + 1, " entries; the limit is ",
+                                                   field.each->max));
+  }
   reader_.Skip(size_bytes);
   return absl::OkStatus();
 }

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -20,11 +21,20 @@ class Message;
 
 namespace attnd::server::wire {
 
-// A field that a message's own type has.
+// The payloads of a repeated field, in order.
+struct PayloadList {
+  size_t max;  // more are refused
+  std::vector<Payload> items;
+};
+
+// A field that a message's own type has. Without a place for payloads it is part of the rest.
 struct ScannedField {
   uint32_t number;
   const char* name;
-  Payload* found;  // null: not passed over, but part of the rest
+  Payload* found = nullptr;
+  PayloadList* each = nullptr;  // of a repeated field
+
+  bool is_payload() const { return found != nullptr || each != nullptr; }
 };
 
 struct ScanRules {
@@ -33,7 +43,11 @@ struct ScanRules {
   const char* but;      // ... and what it is without
   int64_t max_rest_bytes;
   absl::Span<const ScannedField> fields;
+  const char* advice = "";  // what to do about a rest that is too long
 };
+
+// OK, or INVALID_ARGUMENT naming both sizes.
+absl::Status CheckMessageSize(absl::Span<const ByteSpan> message, const Limits& limits);
 
 class Scanner {
  public:
@@ -53,6 +67,7 @@ class Scanner {
   absl::Status CheckRest(int64_t more_bytes) const;
   absl::Status ReadField();
   absl::Status ReadBytes(uint32_t number, size_t rest_before);
+  absl::Status PassOver(const ScannedField& field, int64_t size_bytes);
   absl::Status Keep(uint32_t number, int64_t size_bytes);
   absl::Status CheckLeft(uint32_t number, int64_t size_bytes) const;
   const ScannedField* Find(uint32_t number) const;

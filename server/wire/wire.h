@@ -35,6 +35,21 @@ struct Limits {
   bool region_gaps = true;
 };
 
+// What errors call the parts of a request: as attnd.v1 does, unless told otherwise.
+struct FieldNames {
+  const char* q = "q";
+  const char* k = "k";
+  const char* v = "v";
+  const char* cu_seqlens_q = "cu_seqlens_q";
+  const char* cu_seqlens_kv = "cu_seqlens_kv";
+  const char* timeout = "timeout_us";
+  const char* request_id = "request_id";
+  const char* f32 = "DATA_TYPE_FLOAT32";
+  const char* f16 = "DATA_TYPE_FLOAT16";
+  const char* bf16 = "DATA_TYPE_BFLOAT16";
+};
+inline constexpr FieldNames kHeaderNames{};
+
 // A piece of a message, as it lies in memory; not owned.
 using ByteSpan = absl::Span<const unsigned char>;
 
@@ -73,7 +88,8 @@ absl::StatusOr<ScannedRequest> Scan(absl::Span<const ByteSpan> message, const Li
 // UNIMPLEMENTED says what would be needed.
 absl::StatusOr<std::unique_ptr<Request>> Check(const v1::ComputeHeader& header, int64_t q_bytes,
                                                int64_t k_bytes, int64_t v_bytes,
-                                               const Limits& limits, TimePoint arrival);
+                                               const Limits& limits, TimePoint arrival,
+                                               const FieldNames& names = kHeaderNames);
 
 struct PayloadBytes {
   int64_t q = 0;

@@ -24,10 +24,10 @@ ALLOWED = {
     "server/metrics": {"server", "server/memory", "server/metrics", "kernels"},
     "server/scheduler": {"server", "server/memory", "server/metrics", "kernels"},
     "server/executor": {"server", "server/memory", "server/metrics", "server/regions", "server/scheduler", "kernels"},
-    "server/wire": {"server", "server/memory", "server/regions", "kernels", "attnd/v1"},
+    "server/wire": {"server", "server/memory", "server/regions", "kernels", "attnd/v1", "inference"},
     "server/services": {
         "server", "server/memory", "server/metrics", "server/scheduler", "server/executor",
-        "server/wire", "kernels", "attnd/v1",
+        "server/wire", "kernels", "attnd/v1", "inference",
     },
     "client": {"client", "server/regions/protocol", "attnd/v1"},
     "client/tools": {"client", "kernels", "kernels/reference"},
@@ -81,7 +81,7 @@ def layer_of(path, table):
 def own_folder(include):
     """The folder of an include of the project's own, or None."""
     top = include.split("/", 1)[0]
-    if top in {"kernels", "server", "client", "tests"} or include.startswith("attnd/v1/"):
+    if top in {"kernels", "server", "client", "tests"} or include.startswith(("attnd/v1/", "inference/")):
         return include.rsplit("/", 1)[0]
     return None
 
@@ -121,6 +121,7 @@ def test_include_direction(path):
         ("server/regions/region.cc", "attnd/v1/attnd.pb.h"),
         ("server/regions/protocol/packet.cc", "server/listen_address.h"),
         ("server/scheduler/scheduler.cc", "attnd/v1/attnd.pb.h"),
+        ("server/regions/region.cc", "inference/grpc_service.pb.h"),
         ("server/wire/scan.cc", "grpcpp/support/byte_buffer.h"),
         ("client/client.cc", "kernels/attention.h"),
         ("client/region.cc", "server/regions/region.h"),
