@@ -2,7 +2,7 @@
 PRESET ?= release
 BUILD := build/$(PRESET)
 
-.PHONY: demo test loadtest python example build configure deps arm64 asan tsan fuzz tidy format container clean
+.PHONY: demo test loadtest python tritonclient perf_analyzer example build configure deps arm64 asan tsan fuzz tidy format container clean
 
 demo: configure
 	cmake --build --preset $(PRESET) --target attnd attnctl
@@ -26,6 +26,19 @@ python: configure
 	$(VENV)/bin/pip install --quiet --upgrade './client/python[$(PYTHON_EXTRAS)]' pytest mypy setuptools grpcio-tools
 	$(VENV)/bin/mypy --config-file client/python/pyproject.toml -p attnd
 	ATTND_BIN_DIR=$(BUILD)/bin $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/python
+
+# The Open Inference Protocol with NVIDIA's own client from PyPI, in a virtual environment.
+TRITON_VENV := build/tritonclient_venv
+tritonclient: configure
+	cmake --build --preset $(PRESET) --target attnd
+	python3 -m venv $(TRITON_VENV)
+	$(TRITON_VENV)/bin/pip install --quiet --upgrade 'tritonclient[grpc]' pytest
+	ATTND_BIN_DIR=$(BUILD)/bin $(TRITON_VENV)/bin/python -m pytest -q -p no:cacheprovider tests/kserve
+
+# The same with NVIDIA's perf_analyzer; on Debian 12 with the C library of Debian 13 (apt-get install mmdebstrap).
+perf_analyzer: configure
+	cmake --build --preset $(PRESET) --target attnd
+	tests/kserve/perf_analyzer.sh $(BUILD)/bin build/perf_analyzer
 
 # A language model whose attention is attnd's, its tokens compared with those of numpy; and build/example/scaling.png.
 EXAMPLE_VENV := build/example/venv
