@@ -139,12 +139,13 @@ absl::Status Dispatcher::Submit(const JobPtr& job) {
   return lanes_[lane].scheduler->Submit(job);
 }
 
-absl::Status Dispatcher::CheckRoom(const std::string& tenant, int64_t message_bytes) const {
+absl::StatusOr<QueuePlace> Dispatcher::HoldPlace(const std::string& tenant,
+                                                 int64_t message_bytes) const {
   absl::Status first;
   for (const Lane& lane : lanes_) {
-    const absl::Status status = lane.scheduler->CheckRoom(tenant, message_bytes);
-    if (status.ok()) return status;
-    first.Update(status);
+    absl::StatusOr<QueuePlace> place = lane.scheduler->HoldPlace(tenant, message_bytes);
+    if (place.ok()) return place;
+    first.Update(place.status());
   }
   return first;
 }

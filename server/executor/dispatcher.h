@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/clock.h"
 #include "server/executor/device.h"
 #include "server/executor/executor.h"
@@ -61,8 +62,8 @@ class Dispatcher {
   // problems. A small job may have ended when Submit returns (Executor::RunHere).
   absl::Status Submit(const JobPtr& job);
   void Cancel(const JobPtr& job);
-  // As Scheduler::CheckRoom, of the first device, if no device has room.
-  absl::Status CheckRoom(const std::string& tenant, int64_t message_bytes) const;
+  // As Scheduler::HoldPlace, on the first device that has room; if none has, as the first refuses.
+  absl::StatusOr<QueuePlace> HoldPlace(const std::string& tenant, int64_t message_bytes) const;
 
  private:
   class Load;

@@ -17,6 +17,10 @@ double ToSeconds(Duration duration) { return std::chrono::duration<double>(durat
 
 }  // namespace
 
+BatchQueue::Amount BatchQueue::AmountOf(const Job& job) {
+  return {1, job.request().held_bytes(), job.predicted()};
+}
+
 BatchQueue::BatchQueue(const SchedulerOptions& options)
     : options_(options), max_batch_time_(MaxBatchTime(options)) {
   assert(options.max_queue_requests > 0 && options.max_queue_bytes > 0);
@@ -35,6 +39,10 @@ void BatchQueue::SetTenants(const std::vector<TenantSpec>& tenants) {
   }
   default_tenant_ = tenants_.at(kDefaultTenant).get();
   FillInBounds();
+  // What is coming counts no more: its tenant may be gone.
+  places_.clear();
+  coming_ = Amount();
+  for (const auto& [name, tenant] : tenants_) tenant->coming = Amount();
   // A new tenant's requests waited with the default one's, and go on waiting there.
   for (auto& [name, tenant] : before) {
     while (tenant != nullptr && !tenant->order.empty()) {
@@ -59,8 +67,7 @@ void BatchQueue::Charge(Tenant& tenant, const Job& job, int sign) {
 void BatchQueue::GiveTo(Tenant& tenant, Entry* entry) {
   entry->tenant = &tenant;
   tenant.order.insert(entry);
-  tenant.held_bytes += entry->job->request().held_bytes();
-  tenant.predicted += entry->job->predicted();
+  tenant.waiting += AmountOf(*entry->job);
 }
 
 BatchQueue::Entry* BatchQueue::Insert(JobPtr job, int64_t sequence) {
@@ -77,8 +84,7 @@ BatchQueue::Entry* BatchQueue::Insert(JobPtr job, int64_t sequence) {
   entry->deadline = request.deadline;
   entry->rises_at = request.arrival + kAgeStep;
   bytes_ += entry->bytes;
-  held_bytes_ += request.held_bytes();
-  predicted_ += entry->job->predicted();
+  waiting_ += AmountOf(*entry->job);
   GiveTo(TenantOf(request.caller.tenant), entry);
   arrivals_.insert(entry);
   rises_.insert(entry);
@@ -107,9 +113,7 @@ JobPtr BatchQueue::Extract(Entry* entry) {
   deadlines_.erase(entry);
   bytes_ -= entry->bytes;
   JobPtr job = std::move(entry->job);
-  for (int64_t* const bytes : {&held_bytes_, &tenant.held_bytes})
-    *bytes -= job->request().held_bytes();
-  for (Duration* const predicted : {&predicted_, &tenant.predicted}) *predicted -= job->predicted();
+  for (Amount* const waiting : {&waiting_, &tenant.waiting}) *waiting -= AmountOf(*job);
   entries_.erase(job.get());
   return job;
 }
@@ -135,7 +139,7 @@ std::vector<JobPtr> BatchQueue::TakeAll() {
 TimePoint BatchQueue::BatchDue() const {
   if (empty()) return kNever;
   if (requests() >= options_.max_batch_problems || bytes_ >= options_.max_batch_bytes ||
-      predicted_ >= max_batch_time_) {
+      predicted() >= max_batch_time_) {
     return TimePoint::min();
   }
   return (*arrivals_.begin())->arrival + microseconds(options_.max_batch_delay_us);
@@ -193,7 +197,7 @@ std::vector<TenantFacts> BatchQueue::tenants() {
   std::vector<TenantFacts> all;
   for (const auto& [name, tenant] : tenants_) {
     tenant->shown = std::max(tenant->shown, tenant->handed_out);
-    all.push_back({name, static_cast<int64_t>(tenant->order.size()), tenant->shown});
+    all.push_back({name, tenant->waiting.requests, tenant->shown});
   }
   return all;
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/clock.h"
 #include "server/job.h"
 #include "server/scheduler/scheduler.h"
@@ -30,6 +31,9 @@ inline constexpr int kDefaultLevel = 5;
 // that ageing does not disturb the order of a server that keeps up; short enough that the lowest
 // priority is served within the patience of most callers.
 inline constexpr std::chrono::seconds kAgeStep{1};
+
+// For how long a place is held at most. A message of 256 MB takes a fifth of it.
+inline constexpr std::chrono::seconds kPlaceHeld{1};
 
 // Tenants first: start-time fair queueing on predicted device time (Job::predicted). A tenant's
 // virtual time moves on by predicted / weight with each request that is taken; the next request is
@@ -53,6 +57,8 @@ inline constexpr std::chrono::seconds kAgeStep{1};
 // Admission: bounds on requests, bytes and predicted time, for all and for each tenant; what a
 // tenant's spec leaves open is its weight's share of the bounds for all, so that no tenant fills
 // the queue. Where a tenant has nothing waiting, its bounds on bytes and time do not refuse it.
+// Calls whose message is on its way can be counted in (HoldPlace), so that no more are received
+// than there will be room for.
 //
 // Arrival is Request::arrival; the queue takes `now` wherever time matters and never asks a clock.
 // Adding and removing are O(log n), taking O(log n + tenants). Not thread-safe.
@@ -68,9 +74,14 @@ class BatchQueue {
   absl::Status Admit(const Job& job, TimePoint now) const;
 
   // OK if a request of the tenant's of which only the size of its message is known would be within
-  // the bounds, if it takes as long as the mean of those that wait; a message of less than half
-  // their mean bytes, as much less.
+  // the bounds, beside those that wait and those that places are held for, if it takes as long as
+  // the mean of those that wait; a message of less than half their mean bytes, as much less.
   absl::Status CheckRoom(const std::string& tenant, int64_t message_bytes) const;
+  // If there is room, counts the request in, for CheckRoom and HoldPlace, until it is let go of by
+  // the number that is returned, or kPlaceHeld has passed: who sends so slowly keeps nobody out.
+  absl::StatusOr<uint64_t> HoldPlace(const std::string& tenant, int64_t message_bytes,
+                                     TimePoint now);
+  void LetGo(uint64_t place);
 
   // Adds a job, behind its equals. It must not be in the queue already, and must be predicted.
   void Add(JobPtr job);
@@ -95,11 +106,11 @@ class BatchQueue {
   // kNever if no request has one.
   TimePoint EarliestDeadline() const;
   bool empty() const { return entries_.empty(); }
-  int64_t requests() const { return static_cast<int64_t>(entries_.size()); }
+  int64_t requests() const { return waiting_.requests; }
   // Request::held_bytes of all, which the limits are about.
-  int64_t bytes() const { return held_bytes_; }
+  int64_t bytes() const { return waiting_.bytes; }
   // Of all.
-  Duration predicted() const { return predicted_; }
+  Duration predicted() const { return waiting_.predicted; }
   // By tenant: predicted device time that was handed out; what waits.
   std::vector<TenantFacts> tenants();
 
@@ -138,6 +149,28 @@ class BatchQueue {
     }
   };
 
+  // What bounds are about; bytes are Request::held_bytes.
+  struct Amount {
+    int64_t requests = 0;
+    int64_t bytes = 0;
+    Duration predicted{};
+
+    Amount& operator+=(const Amount& more) {
+      requests += more.requests;
+      bytes += more.bytes;
+      predicted += more.predicted;
+      return *this;
+    }
+    Amount& operator-=(const Amount& less) {
+      requests -= less.requests;
+      bytes -= less.bytes;
+      predicted -= less.predicted;
+      return *this;
+    }
+    friend Amount operator+(Amount a, const Amount& b) { return a += b; }
+  };
+  static Amount AmountOf(const Job& job);
+
   struct Tenant {
     TenantSpec spec;
     // Bounds, with what the spec leaves open filled in.
@@ -146,19 +179,27 @@ class BatchQueue {
     Duration max_predicted{};
     double start_s = 0;  // virtual time of its next request; earlier ones are over
     Duration handed_out{};
-    Duration shown{};  // of it: a counter never goes back, though requests may
-    // Of what waits.
-    std::set<Entry*, InOrder> order;
-    int64_t held_bytes = 0;
-    Duration predicted{};
+    Duration shown{};                 // of it: a counter never goes back, though requests may
+    std::set<Entry*, InOrder> order;  // of what waits
+    Amount waiting;
+    Amount coming;
+  };
+
+  // A place held for a request whose message is on its way.
+  struct Place {
+    Tenant* tenant = nullptr;
+    Amount amount;
+    TimePoint until;
   };
 
   Tenant& TenantOf(const std::string& name) const;
+  // What a request counts as of which only this is known.
+  Amount Guess(int64_t message_bytes) const;
   // The one whose turn it is, of those that are predicted to take no longer; null if there is none.
   Entry* Next(Duration longest) const;
-  absl::Status CheckBounds(const Tenant& tenant, int64_t bytes, Duration predicted) const;
-  absl::Status CheckTotalBounds(int64_t bytes, Duration predicted) const;
-  absl::Status CheckTenantBounds(const Tenant& tenant, int64_t bytes, Duration predicted) const;
+  absl::Status CheckTotalBounds(const Amount& there, const Amount& more) const;
+  absl::Status CheckTenantBounds(const Tenant& tenant, const Amount& there,
+                                 const Amount& more) const;
   // About how long until what waits before a new request of the tenant's has run.
   Duration WaitOf(const Tenant& tenant) const;
   void FillInBounds();
@@ -179,8 +220,10 @@ class BatchQueue {
   std::set<Entry*, ByDeadline> deadlines_;  // those that have one
   std::set<Entry*, ByRise> rises_;          // those above level 0
   int64_t bytes_ = 0;                       // payload and answers, wherever they lie
-  int64_t held_bytes_ = 0;                  // of which the server's
-  Duration predicted_{};
+  Amount waiting_;
+  Amount coming_;
+  std::map<uint64_t, Place> places_;  // by age
+  uint64_t last_place_ = 0;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;  // few: looked through for each request
   Tenant* default_tenant_ = nullptr;
   double virtual_s_ = 0;  // start of the request taken last

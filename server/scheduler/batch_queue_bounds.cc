@@ -57,73 +57,97 @@ absl::Status BatchQueue::Admit(const Job& job, TimePoint now) const {
     SetRetryPushbackMs(status, -1);
     return status;
   }
-  return CheckBounds(TenantOf(request.caller.tenant), request.held_bytes(), job.predicted());
+  const Tenant& tenant = TenantOf(request.caller.tenant);
+  if (absl::Status status = CheckTotalBounds(waiting_, AmountOf(job)); !status.ok()) return status;
+  return CheckTenantBounds(tenant, tenant.waiting, AmountOf(job));
 }
 
-absl::Status BatchQueue::CheckRoom(const std::string& tenant, int64_t message_bytes) const {
-  Duration predicted = CostModel::kLeast;
+BatchQueue::Amount BatchQueue::Guess(int64_t message_bytes) const {
+  Amount guess{1, /*bytes=*/0, CostModel::kLeast};
   if (!empty()) {
     // Twice, for those that wait have answers too.
     const double part = 2 * static_cast<double>(message_bytes) * static_cast<double>(requests()) /
                         static_cast<double>(std::max<int64_t>(bytes_, 1));
-    predicted = std::max(predicted, std::chrono::duration_cast<Duration>(predicted_ / requests() *
-                                                                         std::min(part, 1.0)));
+    guess.predicted = std::max(
+        guess.predicted,
+        std::chrono::duration_cast<Duration>(predicted() / requests() * std::min(part, 1.0)));
   }
-  return CheckBounds(TenantOf(tenant), /*bytes=*/0, predicted);
+  return guess;
 }
 
-absl::Status BatchQueue::CheckBounds(const Tenant& tenant, int64_t bytes,
-                                     Duration predicted) const {
-  if (absl::Status status = CheckTotalBounds(bytes, predicted); !status.ok()) return status;
-  return CheckTenantBounds(tenant, bytes, predicted);
+absl::Status BatchQueue::CheckRoom(const std::string& name, int64_t message_bytes) const {
+  const Tenant& tenant = TenantOf(name);
+  const Amount guess = Guess(message_bytes);
+  if (absl::Status status = CheckTotalBounds(waiting_ + coming_, guess); !status.ok())
+    return status;
+  return CheckTenantBounds(tenant, tenant.waiting + tenant.coming, guess);
 }
 
-absl::Status BatchQueue::CheckTotalBounds(int64_t bytes, Duration predicted) const {
-  if (requests() >= options_.max_queue_requests) {
+absl::StatusOr<uint64_t> BatchQueue::HoldPlace(const std::string& name, int64_t message_bytes,
+                                               TimePoint now) {
+  while (!places_.empty() && places_.begin()->second.until <= now) LetGo(places_.begin()->first);
+  if (absl::Status status = CheckRoom(name, message_bytes); !status.ok()) return status;
+  Tenant& tenant = TenantOf(name);
+  const Amount guess = Guess(message_bytes);
+  for (Amount* const coming : {&coming_, &tenant.coming}) *coming += guess;
+  places_[++last_place_] = {&tenant, guess, now + kPlaceHeld};
+  return last_place_;
+}
+
+void BatchQueue::LetGo(uint64_t place) {
+  const auto found = places_.find(place);
+  if (found == places_.end()) return;
+  const auto& [tenant, amount, until] = found->second;
+  for (Amount* const coming : {&coming_, &tenant->coming}) *coming -= amount;
+  places_.erase(found);
+}
+
+absl::Status BatchQueue::CheckTotalBounds(const Amount& there, const Amount& more) const {
+  if (there.requests >= options_.max_queue_requests) {
     return Full(
-        Refusal::kQueueRequests, predicted_,
-        absl::StrCat("the queue is full: ", requests(), " requests wait, max_queue_requests is ",
-                     options_.max_queue_requests));
+        Refusal::kQueueRequests, there.predicted,
+        absl::StrCat("the queue is full: ", there.requests,
+                     " requests wait, max_queue_requests is ", options_.max_queue_requests));
   }
-  if (bytes > options_.max_queue_bytes - held_bytes_) {
+  if (more.bytes > options_.max_queue_bytes - there.bytes) {
     return Full(
-        Refusal::kQueueBytes, predicted_,
-        absl::StrCat("the queue is full: ", held_bytes_, " bytes wait and this request has ", bytes,
-                     ", max_queue_bytes is ", options_.max_queue_bytes));
+        Refusal::kQueueBytes, there.predicted,
+        absl::StrCat("the queue is full: ", there.bytes, " bytes wait and this request has ",
+                     more.bytes, ", max_queue_bytes is ", options_.max_queue_bytes));
   }
-  if (options_.max_queue_ms > 0 && !empty() &&
-      predicted_ + predicted > std::chrono::milliseconds(options_.max_queue_ms)) {
-    return Full(
-        Refusal::kQueueTime, predicted_,
-        absl::StrCat("the queue is full: ", ToMicroseconds(predicted_),
-                     " us of device time wait and this request takes at least ",
-                     ToMicroseconds(predicted), " us, max_queue_ms is ", options_.max_queue_ms));
+  if (options_.max_queue_ms > 0 && there.requests > 0 &&
+      there.predicted + more.predicted > std::chrono::milliseconds(options_.max_queue_ms)) {
+    return Full(Refusal::kQueueTime, there.predicted,
+                absl::StrCat("the queue is full: ", ToMicroseconds(there.predicted),
+                             " us of device time wait and this request takes at least ",
+                             ToMicroseconds(more.predicted), " us, max_queue_ms is ",
+                             options_.max_queue_ms));
   }
   return absl::OkStatus();
 }
 
-absl::Status BatchQueue::CheckTenantBounds(const Tenant& tenant, int64_t bytes,
-                                           Duration predicted) const {
-  const auto waiting = static_cast<int64_t>(tenant.order.size());
-  if (waiting == 0) return absl::OkStatus();
+absl::Status BatchQueue::CheckTenantBounds(const Tenant& tenant, const Amount& there,
+                                           const Amount& more) const {
+  if (there.requests == 0) return absl::OkStatus();
   // Not made before it is needed: every call comes this way, and others wait for it.
   const auto who = [&] {
     return absl::StrCat("tenant ", tenant.spec.name, " has its share of the queue: ");
   };
-  if (waiting >= tenant.max_requests) {
-    return Full(Refusal::kTenantRequests, WaitOf(tenant),
-                absl::StrCat(who(), waiting, " requests wait, its bound is ", tenant.max_requests));
+  if (there.requests >= tenant.max_requests) {
+    return Full(
+        Refusal::kTenantRequests, WaitOf(tenant),
+        absl::StrCat(who(), there.requests, " requests wait, its bound is ", tenant.max_requests));
   }
-  if (bytes > tenant.max_bytes - tenant.held_bytes) {
+  if (more.bytes > tenant.max_bytes - there.bytes) {
     return Full(Refusal::kTenantBytes, WaitOf(tenant),
-                absl::StrCat(who(), tenant.held_bytes, " bytes wait and this request has ", bytes,
+                absl::StrCat(who(), there.bytes, " bytes wait and this request has ", more.bytes,
                              ", its bound is ", tenant.max_bytes));
   }
-  if (options_.max_queue_ms > 0 && tenant.predicted + predicted > tenant.max_predicted) {
+  if (options_.max_queue_ms > 0 && there.predicted + more.predicted > tenant.max_predicted) {
     return Full(Refusal::kTenantTime, WaitOf(tenant),
-                absl::StrCat(who(), ToMicroseconds(tenant.predicted),
+                absl::StrCat(who(), ToMicroseconds(there.predicted),
                              " us of device time wait and this request takes at least ",
-                             ToMicroseconds(predicted), " us, its bound is ",
+                             ToMicroseconds(more.predicted), " us, its bound is ",
                              ToMicroseconds(tenant.max_predicted), " us"));
   }
   return absl::OkStatus();
@@ -135,8 +159,8 @@ Duration BatchQueue::WaitOf(const Tenant& tenant) const {
     if (!other->order.empty()) weights += static_cast<double>(other->spec.weight);
   }
   const double own =
-      ToSeconds(tenant.predicted) * weights / static_cast<double>(tenant.spec.weight);
-  const std::chrono::duration<double> wait(std::min(own, ToSeconds(predicted_)));
+      ToSeconds(tenant.waiting.predicted) * weights / static_cast<double>(tenant.spec.weight);
+  const std::chrono::duration<double> wait(std::min(own, ToSeconds(predicted())));
   return std::chrono::duration_cast<Duration>(wait);
 }
 

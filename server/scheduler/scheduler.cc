@@ -11,6 +11,9 @@
 namespace attnd::server {
 namespace {
 
+// What a caller may send before the server reads: HTTP/2's first window.
+constexpr int64_t kFirstWindowBytes = 65535;
+
 void FinishAll(const std::vector<JobPtr>& jobs, const absl::Status& status) {
   for (const JobPtr& job : jobs) job->Finish(status, Stage::kQueue);
 }
@@ -53,10 +56,18 @@ class Scheduler::Impl {
     return status;
   }
 
-  absl::Status CheckRoom(const std::string& tenant, int64_t message_bytes) const {
+  absl::StatusOr<uint64_t> HoldPlace(const std::string& tenant, int64_t message_bytes) {
+    const TimePoint now = clock_->Now();
     MutexLock lock(mutex_);
     if (!refusal_.ok()) return refusal_;
-    return queue_.CheckRoom(tenant, message_bytes);
+    if (message_bytes > kFirstWindowBytes) return queue_.HoldPlace(tenant, message_bytes, now);
+    if (absl::Status room = queue_.CheckRoom(tenant, message_bytes); !room.ok()) return room;
+    return 0;
+  }
+
+  void LetGo(uint64_t place) {
+    MutexLock lock(mutex_);
+    queue_.LetGo(place);
   }
 
   absl::optional<Batch> TakeAlone(const JobPtr& job, Duration at_most) {
@@ -301,9 +312,15 @@ Scheduler::Scheduler(const SchedulerOptions& options, Clock* clock, Metrics* met
 
 Scheduler::~Scheduler() = default;
 
+QueuePlace::~QueuePlace() {
+  if (scheduler_ != nullptr) scheduler_->impl_->LetGo(number_);
+}
+
 absl::Status Scheduler::Submit(JobPtr job) { return impl_->Submit(std::move(job)); }
-absl::Status Scheduler::CheckRoom(const std::string& tenant, int64_t message_bytes) const {
-  return impl_->CheckRoom(tenant, message_bytes);
+absl::StatusOr<QueuePlace> Scheduler::HoldPlace(const std::string& tenant, int64_t message_bytes) {
+  const absl::StatusOr<uint64_t> place = impl_->HoldPlace(tenant, message_bytes);
+  if (!place.ok()) return place.status();
+  return *place == 0 ? QueuePlace() : QueuePlace(this, *place);
 }
 absl::optional<Batch> Scheduler::TakeAlone(const JobPtr& job, Duration at_most) {
   return impl_->TakeAlone(job, at_most);

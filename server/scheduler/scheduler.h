@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/optional.h"
 #include "server/clock.h"
 #include "server/job.h"
 #include "server/metrics/metrics.h"
 #include "server/scheduler/cost_model.h"
+#include "server/scheduler/queue_place.h"
 #include "server/scheduler/refusal.h"
 #include "server/scheduler/tenants.h"
 
@@ -91,10 +93,11 @@ class Scheduler {
 
   absl::Status Submit(JobPtr job);
 
-  // Not OK, and as Submit would refuse, if it would refuse a request of the tenant's now that is
-  // as those that wait (BatchQueue::CheckRoom): for callers whose requests have not been received,
-  // and would be in vain. Does not count.
-  absl::Status CheckRoom(const std::string& tenant, int64_t message_bytes) const;
+  // For callers whose requests have not been received, and might be in vain: refuses as Submit
+  // would, if it would refuse a request of the tenant's now that is as those that wait. Otherwise
+  // counts it in (BatchQueue::HoldPlace) until the place is destroyed, but for messages so small
+  // that they come with their headers: those get no place. A refusal is not counted.
+  absl::StatusOr<QueuePlace> HoldPlace(const std::string& tenant, int64_t message_bytes);
 
   // Hands the job out at once as a batch of its own, if nothing is queued, it would be taken, no
   // batch is to wait for others (max_batch_delay_us 0), and it is predicted to take `at_most`;
@@ -142,6 +145,7 @@ class Scheduler {
   std::vector<TenantFacts> tenants();
 
  private:
+  friend class QueuePlace;
   class Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -44,10 +44,9 @@ void ComputeCall::Admit() {
   declared_bytes_ = *declared;
   caller_ = CallerOf(context_->peer(), context_->client_metadata(), parts_.tenants);
   // Before the message is received, which beyond saturation would take the time that answers need.
-  if (const absl::Status room = parts_.dispatcher->CheckRoom(caller_.tenant, declared_bytes_);
-      !room.ok()) {
-    return End(room, Stage::kReceive);
-  }
+  absl::StatusOr<QueuePlace> place = parts_.dispatcher->HoldPlace(caller_.tenant, declared_bytes_);
+  if (!place.ok()) return End(place.status(), Stage::kReceive);
+  place_ = *std::move(place);
 
   const TimePoint now = parts_.clock->Now();
   WatchDeadline(ToSteady(context_->deadline(), now), now);
@@ -220,6 +219,7 @@ void ComputeCall::Submit(std::unique_ptr<Request> request) {
     MutexLock lock(mutex_);
     job_ = job;
   }
+  const QueuePlace place = std::move(place_);  // for this long: from now on the job owns the call
   const absl::Status status = parts_.dispatcher->Submit(job);
   if (!status.ok()) job->Finish(status, Stage::kQueue);
   // OnCancel may have come before the scheduler had the job.
@@ -291,6 +291,7 @@ void ComputeCall::End(const absl::Status& status, Stage stage) {
               {"message", status.message()}});
   }
   permit_ = ReceivePermit();
+  place_ = QueuePlace();
   PassBaton(this);
   Finish(ToGrpcStatus(status, *context_));
 }

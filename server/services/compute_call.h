@@ -129,6 +129,7 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   // gRPC's or the server's default, whichever is first; the message may bring an earlier one.
   TimePoint deadline_ = kNever;
   ReceivePermit permit_;
+  QueuePlace place_;          // until it is in the queue
   grpc::ByteBuffer message_;  // received last
   grpc::ByteBuffer outgoing_;
 

@@ -294,6 +294,39 @@ TEST_F(BatchQueueTest, ACallBeforeItsMessageFindsRoomAsTheMeanOfThoseThatWait) {
   queue.TakeAll();
 }
 
+// Otherwise all who come while there is room for one are received, and all but one in vain.
+TEST_F(BatchQueueTest, PlacesOfThoseWhoseMessageIsComingAreTaken) {
+  BatchQueue queue({.max_queue_ms = 100});
+  constexpr int64_t kMessageBytes = 3000;
+  for (int i = 0; i < 2; ++i) {
+    queue.Add(MakeJob({.arrival = t0_, .answer_bytes = 4000, .predicted = milliseconds(24)}));
+  }
+  const auto first = queue.HoldPlace("", kMessageBytes, t0_);
+  const auto second = queue.HoldPlace("", kMessageBytes, t0_ + milliseconds(300));
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(RefusalOf(queue.HoldPlace("", kMessageBytes, t0_).status()), Refusal::kQueueTime);
+  EXPECT_TRUE(queue.Admit(*MakeJob({.predicted = milliseconds(50)}), t0_).ok()) << "who is here";
+  queue.LetGo(*first);
+  queue.LetGo(*first);
+  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes).ok());
+  EXPECT_TRUE(queue.HoldPlace("", kMessageBytes, t0_ + milliseconds(600)).ok());
+  EXPECT_FALSE(queue.HoldPlace("", kMessageBytes, t0_ + milliseconds(1299)).ok());
+  EXPECT_TRUE(queue.HoldPlace("", kMessageBytes, t0_ + milliseconds(1300)).ok()) << "too slow";
+  queue.SetTenants({{.name = kDefaultTenant}});
+  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes).ok());
+  queue.LetGo(*second);
+  queue.TakeAll();
+}
+
+TEST_F(BatchQueueTest, PlacesAreWithinATenantsShare) {
+  BatchQueue queue({.max_queue_requests = 4});
+  queue.SetTenants({{.name = kDefaultTenant}, {.name = "a"}});
+  ASSERT_TRUE(queue.HoldPlace("a", 1, t0_).ok());
+  ASSERT_TRUE(queue.HoldPlace("a", 1, t0_).ok());
+  EXPECT_EQ(RefusalOf(queue.HoldPlace("a", 1, t0_).status()), Refusal::kTenantRequests);
+  EXPECT_TRUE(queue.HoldPlace(kDefaultTenant, 1, t0_).ok());
+}
+
 TEST(Pushback, IsFromOneMillisecondToAMinute) {
   EXPECT_EQ(ToPushbackMs(Duration::zero()), 1);
   EXPECT_EQ(ToPushbackMs(microseconds(2001)), 3);

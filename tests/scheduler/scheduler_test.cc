@@ -228,6 +228,22 @@ TEST_F(SchedulerTest, AFullQueueTellsWhenToComeAgain) {
 }
 
 // A deadline that even an idle device cannot meet is refused at once, and never run.
+TEST_F(SchedulerTest, APlaceIsHeldWhileItsMessageComes) {
+  Start({.max_queue_requests = 1});
+  {
+    absl::StatusOr<QueuePlace> place = scheduler_->HoldPlace("", 1 << 20);
+    ASSERT_TRUE(place.ok());
+    const QueuePlace moved = *std::move(place);
+    EXPECT_EQ(RefusalOf(scheduler_->HoldPlace("", 1 << 20).status()), Refusal::kQueueRequests);
+    EXPECT_EQ(RefusalOf(scheduler_->HoldPlace("", 100).status()), Refusal::kQueueRequests);
+  }
+  const absl::StatusOr<QueuePlace> small = scheduler_->HoldPlace("", 100);
+  EXPECT_TRUE(small.ok());
+  EXPECT_TRUE(scheduler_->HoldPlace("", 1 << 20).ok()) << "a small message is here already";
+  scheduler_->Drain();
+  EXPECT_EQ(scheduler_->HoldPlace("", 1 << 20).status().code(), absl::StatusCode::kUnavailable);
+}
+
 TEST_F(SchedulerTest, AHopelessDeadlineIsRefusedAtOnce) {
   Start({});
   KnownRequests known;
