@@ -324,14 +324,23 @@ void ComputeCall::OnTryDone(std::unique_ptr<Try> done, const absl::Status& statu
   if (!status.ok()) wait = WaitBeforeRetry(done->context(), status.code());
   Answer answer = done->TakeAnswer();
   const bool turns = TurnsToStream(done->context(), status.code());
+  untouched_ = untouched_ && SaysUntouched(done->context());
   done.reset();
   if (turns) {
     request_.is_stream = true;
     return StartTry();
   }
-  if (!wait) return Finish(status, std::move(answer), true);
+  if (!wait) {
+    absl::Status outcome = status;
+    if (!outcome.ok() && untouched_) SetUntouched(outcome);
+    return Finish(std::move(outcome), std::move(answer), true);
+  }
   core_->loop.PostAt(steady_clock::now() + absl::ToChronoNanoseconds(*wait),
                      [call = shared_from_this()] { call->StartTry(); });
+}
+
+bool ComputeCall::SaysUntouched(const grpc::ClientContext& context) {
+  return context.GetServerTrailingMetadata().count("attnd-untouched") > 0;
 }
 
 bool ComputeCall::TurnsToStream(const grpc::ClientContext& context, absl::StatusCode code) const {

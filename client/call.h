@@ -104,6 +104,8 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   // How long to wait before the next try, if there is to be one.
   absl::optional<absl::Duration> WaitBeforeRetry(const grpc::ClientContext& context,
                                                  absl::StatusCode code) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The server says that it has not touched the call's regions, and will not.
+  static bool SaysUntouched(const grpc::ClientContext& context);
   // Whether the server refused the message for good, and a stream may do.
   bool TurnsToStream(const grpc::ClientContext& context, absl::StatusCode code) const;
   // in_reaction: on a thread of gRPC's, outside of everything else.
@@ -115,6 +117,7 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   EncodedRequest request_;  // changes between tries only
   const ExpectedAnswer expected_;
   const absl::optional<std::chrono::steady_clock::time_point> deadline_;
+  bool untouched_ = true;  // as the server says, by every try so far
 
   Mutex mutex_;
   std::shared_ptr<End> end_ ABSL_GUARDED_BY(mutex_);  // null once there is an outcome

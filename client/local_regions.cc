@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/status.h"
 #include "server/regions/protocol/socket_path.h"
 
 namespace attnd::client {
@@ -207,7 +208,11 @@ StagedCall::~StagedCall() {
 }
 
 void StagedCall::Finish(absl::StatusOr<AttentionResult>& result) {
-  if (!result.ok()) return;  // the server may not be done with the region
+  if (!result.ok()) {
+    // Otherwise the server may not be done with it.
+    if (IsUntouched(result.status())) regions_.GiveBack(std::move(region_));
+    return;
+  }
   if (o_data_ != nullptr) {
     std::memcpy(o_data_, request_.o_place->data, static_cast<size_t>(request_.q.size_bytes()));
   } else {

@@ -32,9 +32,9 @@ Job::~Job() {
 bool Job::Finish(absl::StatusOr<Answer> answer, Stage stage) {
   if (finished_.exchange(true, std::memory_order_acq_rel)) return false;
   if (at_end_) at_end_();
-  if (answer.ok() && request_->leases != nullptr) {
+  if (request_->leases != nullptr && (answer.ok() || stage <= Stage::kQueue)) {
     const absl::Status leases = request_->leases->End();
-    if (!leases.ok()) answer = leases;
+    if (answer.ok() && !leases.ok()) answer = leases;
   }
   // Moved out, so that what the callback holds goes when it has run.
   const Done done = std::move(done_);

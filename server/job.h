@@ -21,9 +21,8 @@ const char* StageName(Stage stage);
 //  1. `done` is called exactly once: by the first Finish(); later ones do nothing and return false.
 //  2. A job destroyed unfinished finishes with INTERNAL, so that a lost one shows.
 //  3. Regions that the request leases are its caller's again before `done` hears of an answer,
-//  which
-//     is an error if one of them lost pages. A job that fails keeps them until it is destroyed, for
-//     a device may still be using them.
+//     which is an error if one of them lost pages, or of an end in the queue or before. A job that
+//     fails later keeps them until it is destroyed, for a device may still be using them.
 // Thread-safe.
 class Job {
  public:

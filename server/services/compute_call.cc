@@ -292,6 +292,8 @@ void ComputeCall::End(const absl::Status& status, Stage stage) {
   }
   permit_ = ReceivePermit();
   place_ = QueuePlace();
+  // What has not been handed to a device holds no region any more (Job).
+  if (stage <= Stage::kQueue) context_->AddTrailingMetadata(kUntouchedTrailer, "1");
   PassBaton(this);
   Finish(ToGrpcStatus(status, *context_));
 }

@@ -12,6 +12,8 @@ namespace attnd::server {
 inline constexpr char kVersionTrailer[] = "attnd-version";
 // gRPC's name: milliseconds until the call may be tried again; negative: never.
 inline constexpr char kPushbackTrailer[] = "grpc-retry-pushback-ms";
+// 1: nothing has been computed, and the regions that the call named are its caller's again.
+inline constexpr char kUntouchedTrailer[] = "attnd-untouched";
 // gRPC bounds all trailers of a call by 8 KB, and an escaped byte takes three.
 inline constexpr size_t kMaxMessageBytes = 2048;
 

@@ -286,6 +286,25 @@ TEST_F(ClientRegionTest, ACallThatFailedTakesItsRegionAlong) {
   EXPECT_TRUE(HoldsRegions(1));
 }
 
+// To make another costs the server more than the refusal, when it has least time to spare.
+TEST_F(ClientRegionTest, ARefusedCallLeavesItsRegionToTheNext) {
+  const auto client = NewClient();
+  Problem refused(kLargeRows, Transport::kRegion);
+  refused.request.alibi_slopes = {1, 2, 3};
+  for (int i = 0; i < 3; ++i) {
+    const absl::Status status = client->Attention(refused.request).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_EQ(server_.Metric("attnd_regions"), 1) << "of call " << i << ", kept";
+    EXPECT_EQ(server_.Metric("attnd_region_leases"), 0);
+  }
+  const Problem problem(kLargeRows);
+  const auto result = client->Attention(problem.request);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->transport, Transport::kRegion);
+  ExpectSame(*result, problem.request);
+  EXPECT_TRUE(HoldsRegions(1));
+}
+
 TEST_F(ClientRegionTest, S40AServerEndsWithRegionsOpenAndTheyAreTold) {
   const auto client = NewClient();
   const auto region = client->NewRegion(1 << 20, absl::Seconds(10));
