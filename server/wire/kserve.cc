@@ -5,6 +5,27 @@
 
 namespace attnd::server::wire {
 
+namespace {
+
+// Whether each output fits where it is to go.
+absl::Status CheckPlaces(const WantedOutputs& wanted, const OutputSpec& output) {
+  const struct {
+    const char* name;
+    const absl::optional<WantedOutputs::Place>& place;
+    int64_t size_bytes;
+  } outputs[] = {{"O", wanted.o_place, output.o_bytes},
+                 {"LSE", wanted.lse_place, output.lse_bytes}};
+  for (const auto& o : outputs) {
+    if (!o.place || o.place->range.size_bytes() >= o.size_bytes) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("output ", o.name, "'s shared_memory_byte_size is ",
+                     o.place->range.size_bytes(), "; it has ", o.size_bytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status CheckModel(absl::string_view name, absl::string_view version) {
   if (name == kModelName && (version.empty() || version == kModelVersion)) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat("there is no model ", Quoted(name), " of version ",
@@ -14,21 +35,52 @@ absl::Status CheckModel(absl::string_view name, absl::string_view version) {
 
 absl::StatusOr<std::unique_ptr<Request>> Inference::Decode(absl::Span<const ByteSpan> message,
                                                            const Limits& limits, TimePoint arrival,
-                                                           BufferPool& pool) {
+                                                           BufferPool& pool,
+                                                           int64_t max_shared_bytes) {
   const absl::StatusOr<ScannedInfer> scanned = ScanInfer(message, limits);
   if (!scanned.ok()) return scanned.status();
   id_ = scanned->request.id();
-  const absl::StatusOr<TranslatedInfer> translated = Translate(*scanned, message, limits);
+  const absl::StatusOr<TranslatedInfer> translated = Translate(*scanned, message, limits, shm_);
   if (!translated.ok()) return translated.status();
   wanted_ = translated->wanted;
+  shared_input_bytes_ = translated->shared_bytes();
   const PayloadSources from{translated->q.Source(message), translated->k.Source(message),
                             translated->v.Source(message)};
   absl::StatusOr<std::unique_ptr<Request>> request =
       Check(translated->header, from.q.size_bytes, from.k.size_bytes, from.v.size_bytes, limits,
             arrival, kInferNames);
   if (!request.ok()) return request;
-  if (absl::Status status = CopyPayloads(from, pool, **request); !status.ok()) return status;
+  if (absl::Status status = CheckPlaces(wanted_, (*request)->output); !status.ok()) return status;
+  if (shared_input_bytes_ > max_shared_bytes) {
+    return absl::ResourceExhaustedError("more lies in shared memory than is to be copied here");
+  }
+  absl::Status status = CopyPayloads(from, pool, **request, kInferNames);
+  if (!status.ok()) return status;
   return request;
+}
+
+int64_t Inference::shared_output_bytes(const Request& request) const {
+  return (wanted_.o_place ? request.output.o_bytes : 0) +
+         (wanted_.lse_place ? request.output.lse_bytes : 0);
+}
+
+absl::Status Inference::PlaceOutputs(Answer& answer) const {
+  const struct {
+    const char* name;
+    const absl::optional<WantedOutputs::Place>& place;
+    Buffer& from;
+  } outputs[] = {{"O", wanted_.o_place, answer.o}, {"LSE", wanted_.lse_place, answer.lse}};
+  for (const auto& output : outputs) {
+    if (!output.place) continue;
+    const absl::Status status =
+        output.place->range.WriteFrom(output.from.data(), output.from.size_bytes());
+    if (!status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat("output ", output.name, ": ", status.message()));
+    }
+    output.from = Buffer();
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace attnd::server::wire

@@ -22,12 +22,25 @@ const char* DatatypeOf(kernels::DType dtype) {
   return "";
 }
 
-void AddOutput(const char* name, const char* datatype, const std::vector<int64_t>& shape,
-               ModelInferResponse& response) {
+struct Output {
+  const char* name;
+  const char* datatype;
+  const std::vector<int64_t>& shape;
+  int64_t size_bytes;
+  const absl::optional<WantedOutputs::Place>& place;
+};
+
+void AddOutput(const Output& from, ModelInferResponse& response) {
   ModelInferResponse::InferOutputTensor& output = *response.add_outputs();
-  output.set_name(name);
-  output.set_datatype(datatype);
-  output.mutable_shape()->Add(shape.begin(), shape.end());
+  output.set_name(from.name);
+  output.set_datatype(from.datatype);
+  output.mutable_shape()->Add(from.shape.begin(), from.shape.end());
+  if (!from.place) return;
+  auto& parameters = *output.mutable_parameters();
+  parameters["shared_memory_region"].set_string_param(from.place->region);
+  parameters["shared_memory_byte_size"].set_int64_param(from.size_bytes);
+  if (from.place->offset_bytes == 0) return;
+  parameters["shared_memory_offset"].set_int64_param(from.place->offset_bytes);
 }
 
 // What attnd.v1's header says of an answer.
@@ -44,20 +57,28 @@ void FillParameters(const Answer& answer, ModelInferResponse& response) {
   parameters["batch_size"].set_int64_param(answer.batch_size);
 }
 
-ModelInferResponse ResponseOf(const Request& request, const Answer& answer, WantedOutputs wanted) {
+ModelInferResponse ResponseOf(const Request& request, const Answer& answer,
+                              const WantedOutputs& wanted) {
   const OutputSpec& output = request.output;
   ModelInferResponse response;
   response.set_model_name(kModelName);
   response.set_model_version(kModelVersion);
   response.set_id(request.request_id);
   FillParameters(answer, response);
-  if (wanted.o) AddOutput("O", DatatypeOf(output.dtype), output.o_shape, response);
-  if (wanted.lse) AddOutput("LSE", "FP32", output.lse_shape, response);
+  if (wanted.o) {
+    AddOutput({"O", DatatypeOf(output.dtype), output.o_shape, output.o_bytes, wanted.o_place},
+              response);
+  }
+  if (wanted.lse) {
+    AddOutput({"LSE", "FP32", output.lse_shape, output.lse_bytes, wanted.lse_place}, response);
+  }
   return response;
 }
 
-// The pieces; what was not asked for leaves the answer.
-EncodedAnswer PiecesOf(const ModelInferResponse& response, WantedOutputs wanted, Answer& answer) {
+// The pieces; what was not asked for leaves the answer. What has gone to shared memory has raw
+// contents too, empty ones: Triton's clients count on one for each output.
+EncodedAnswer PiecesOf(const ModelInferResponse& response, const WantedOutputs& wanted,
+                       Answer& answer) {
   constexpr int kRaw = ModelInferResponse::kRawOutputContentsFieldNumber;
   EncodedAnswer encoded;
   encoded.head = response.SerializeAsString();

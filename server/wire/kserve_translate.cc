@@ -80,29 +80,40 @@ absl::StatusOr<Input*> Find(Inputs& inputs, const InferInput& tensor) {
       StrCat(Named(tensor), " is none of this model's: ", absl::StrJoin(kInputNames, ", ")));
 }
 
-absl::Status NoNamedMemory(const std::string& tensor, const NamedPlace& place) {
-  return absl::UnimplementedError(StrCat(tensor, " lies in shared memory ", Quoted(place.region),
-                                         "; this server takes none by name"));
+absl::Status Prefixed(const std::string& tensor, const absl::Status& status) {
+  return absl::Status(status.code(), StrCat(tensor, ": ", status.message()));
+}
+
+absl::StatusOr<ShmRange> FindPlace(const std::string& tensor, const NamedPlace& place,
+                                   ShmOfCall& shm) {
+  absl::StatusOr<ShmRange> range = shm.Find(place.region, static_cast<uint64_t>(place.offset_bytes),
+                                            static_cast<uint64_t>(place.size_bytes));
+  if (range.ok()) return range;
+  return Prefixed(StrCat(tensor, " in shared memory ", Quoted(place.region)), range.status());
 }
 
 // Which inputs there are, and where their bytes lie.
-absl::Status ReadInputs(const ScannedInfer& scanned, Inputs& inputs) {
+absl::Status ReadInputs(const ScannedInfer& scanned, ShmOfCall& shm, Inputs& inputs) {
   size_t in_message = 0;
   for (const InferInput& tensor : scanned.request.inputs()) {
     const absl::StatusOr<Input*> input = Find(inputs, tensor);
     if (!input.ok()) return input.status();
     (*input)->tensor = &tensor;
     InputBytes& bytes = (*input)->bytes;
-    auto place = ReadPlace(Named(tensor), tensor.parameters());
+    const auto place = ReadPlace(Named(tensor), tensor.parameters());
     if (!place.ok()) return place.status();
-    bytes.shared = *std::move(place);
-    if (tensor.has_contents() && (bytes.shared || !scanned.raw.empty())) {
+    if (tensor.has_contents() && (*place || !scanned.raw.empty())) {
       return InvalidArgumentError(
           StrCat(Named(tensor), " has contents, and ",
-                 bytes.shared ? "a shared_memory_region" : "there are raw_input_contents",
+                 *place ? "a shared_memory_region" : "there are raw_input_contents",
                  " too; a request has one of them"));
     }
-    if (bytes.shared) return NoNamedMemory(Named(tensor), *bytes.shared);
+    if (*place) {
+      absl::StatusOr<ShmRange> range = FindPlace(Named(tensor), **place, shm);
+      if (!range.ok()) return range.status();
+      bytes.shared = *std::move(range);
+      continue;
+    }
     if (in_message < scanned.raw.size()) bytes.raw = scanned.raw[in_message];
     ++in_message;
     if (!tensor.has_contents()) continue;
@@ -183,14 +194,21 @@ absl::Status ReadEnds(const Input& input, absl::Span<const ByteSpan> message, co
                                        wanted_bytes));
   }
   std::string bytes;
-  SpanReader reader(source.spans);
-  reader.Skip(source.offset_bytes);
-  reader.AppendTo(source.size_bytes, bytes);
+  if (source.shared != nullptr) {
+    bytes.resize(static_cast<size_t>(source.size_bytes));
+    const absl::Status status = source.shared->ReadInto(bytes.data());
+    if (!status.ok()) return Prefixed(Named(tensor), status);
+  } else {
+    SpanReader reader(source.spans);
+    reader.Skip(source.offset_bytes);
+    reader.AppendTo(source.size_bytes, bytes);
+  }
   is_int64 ? AppendAll<int64_t>(bytes, ends) : AppendAll<int32_t>(bytes, ends);
   return absl::OkStatus();
 }
 
-absl::Status ReadOutputs(const inference::ModelInferRequest& request, WantedOutputs& wanted) {
+absl::Status ReadOutputs(const inference::ModelInferRequest& request, ShmOfCall& shm,
+                         WantedOutputs& wanted) {
   if (request.outputs().empty()) return absl::OkStatus();
   wanted = {false, false};
   for (const auto& output : request.outputs()) {
@@ -204,7 +222,11 @@ absl::Status ReadOutputs(const inference::ModelInferRequest& request, WantedOutp
     if (std::exchange(*flag, true)) return InvalidArgumentError(StrCat(name, " is there twice"));
     const auto place = ReadPlace(name, output.parameters());
     if (!place.ok()) return place.status();
-    if (*place) return NoNamedMemory(name, **place);
+    if (!*place) continue;
+    absl::StatusOr<ShmRange> range = FindPlace(name, **place, shm);
+    if (!range.ok()) return range.status();
+    (flag == &wanted.o ? wanted.o_place : wanted.lse_place) = {
+        (*place)->region, (*place)->offset_bytes, *std::move(range)};
   }
   return absl::OkStatus();
 }
@@ -212,6 +234,7 @@ absl::Status ReadOutputs(const inference::ModelInferRequest& request, WantedOutp
 }  // namespace
 
 PayloadSource InputBytes::Source(absl::Span<const ByteSpan> message) const {
+  if (shared) return {{}, 0, shared->size_bytes(), &*shared};
   if (raw) return {message, raw->offset_bytes, raw->size_bytes};
   return {absl::MakeConstSpan(&typed, 1), 0, static_cast<int64_t>(typed.size())};
 }
@@ -245,15 +268,15 @@ absl::StatusOr<ScannedInfer> ScanInfer(absl::Span<const ByteSpan> message, const
 }
 
 absl::StatusOr<TranslatedInfer> Translate(const ScannedInfer& scanned,
-                                          absl::Span<const ByteSpan> message,
-                                          const Limits& limits) {
+                                          absl::Span<const ByteSpan> message, const Limits& limits,
+                                          ShmOfCall& shm) {
   const inference::ModelInferRequest& request = scanned.request;
   TranslatedInfer translated;
   v1::ComputeHeader& header = translated.header;
   absl::Status status = CheckModel(request.model_name(), request.model_version());
   if (status.ok()) status = ReadParameters(request.parameters(), limits, header);
   Inputs inputs;
-  if (status.ok()) status = ReadInputs(scanned, inputs);
+  if (status.ok()) status = ReadInputs(scanned, shm, inputs);
   const bool has_ends_q = inputs[kEndsQ].tensor != nullptr;
   const bool has_ends_k = inputs[kEndsK].tensor != nullptr;
   if (status.ok() && has_ends_q != has_ends_k) {
@@ -268,7 +291,7 @@ absl::StatusOr<TranslatedInfer> Translate(const ScannedInfer& scanned,
   if (status.ok() && has_ends_k) {
     status = ReadEnds(inputs[kEndsK], message, limits, *header.mutable_cu_seqlens_kv());
   }
-  if (status.ok()) status = ReadOutputs(request, translated.wanted);
+  if (status.ok()) status = ReadOutputs(request, shm, translated.wanted);
   if (!status.ok()) return status;
   header.set_request_id(request.id());
   header.set_want_lse(translated.wanted.lse);

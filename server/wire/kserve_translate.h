@@ -8,6 +8,7 @@
 #include "absl/types/optional.h"
 #include "attnd/v1/attnd.pb.h"
 #include "inference/grpc_service.pb.h"
+#include "server/regions/shm_host.h"
 #include "server/wire/kserve.h"
 #include "server/wire/kserve_parameters.h"
 #include "server/wire/payloads.h"
@@ -31,11 +32,12 @@ absl::StatusOr<ScannedInfer> ScanInfer(absl::Span<const ByteSpan> message, const
 
 // The bytes of an input, wherever they are.
 struct InputBytes {
-  absl::optional<Payload> raw;        // in the message
-  ByteSpan typed;                     // of its contents, in the scanned request
-  absl::optional<NamedPlace> shared;  // in memory that has a name
+  absl::optional<Payload> raw;      // in the message
+  ByteSpan typed;                   // of its contents, in the scanned request
+  absl::optional<ShmRange> shared;  // in the caller's shared memory
 
-  // `message`, and this, outlive it. Not of one in named memory.
+  int64_t shared_bytes() const { return shared ? shared->size_bytes() : 0; }
+  // `message`, and this, outlive it.
   PayloadSource Source(absl::Span<const ByteSpan> message) const;
 };
 
@@ -45,12 +47,16 @@ struct TranslatedInfer {
   InputBytes k;
   InputBytes v;
   WantedOutputs wanted;
+
+  int64_t shared_bytes() const { return q.shared_bytes() + k.shared_bytes() + v.shared_bytes(); }
 };
 
 // INVALID_ARGUMENT, naming input, output or parameter and its value, for what the header cannot
-// say; NOT_FOUND as CheckModel. What the header says is for Check(). `scanned` outlives the result.
+// say; NOT_FOUND as CheckModel; ShmOfCall::Find's errors. What the header says is for Check().
+// `scanned` outlives the result.
 absl::StatusOr<TranslatedInfer> Translate(const ScannedInfer& scanned,
-                                          absl::Span<const ByteSpan> message, const Limits& limits);
+                                          absl::Span<const ByteSpan> message, const Limits& limits,
+                                          ShmOfCall& shm);
 
 }  // namespace attnd::server::wire
 

@@ -7,16 +7,19 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "server/memory/buffer_pool.h"
+#include "server/regions/shm_object.h"
 #include "server/request.h"
 #include "server/wire/wire.h"
 
 namespace attnd::server::wire {
 
-// Some bytes of a message, or of what was made of one; both stay where they are.
+// Some bytes of a message, or of what was made of one; or a caller's shared memory. All stay where
+// they are.
 struct PayloadSource {
   absl::Span<const ByteSpan> spans;
   int64_t offset_bytes = 0;
   int64_t size_bytes = 0;
+  const ShmRange* shared = nullptr;  // of size_bytes; null: in the spans
 };
 
 struct PayloadSources {
@@ -28,8 +31,9 @@ struct PayloadSources {
 };
 
 // Copies each into a buffer of `pool`, once. RESOURCE_EXHAUSTED from the pool; INVALID_ARGUMENT for
-// what its budget can never hold.
-absl::Status CopyPayloads(const PayloadSources& from, BufferPool& pool, Request& to);
+// what its budget can never hold; ShmRange::ReadInto's errors, with the tensor's name.
+absl::Status CopyPayloads(const PayloadSources& from, BufferPool& pool, Request& to,
+                          const FieldNames& names = kHeaderNames);
 
 }  // namespace attnd::server::wire
 
