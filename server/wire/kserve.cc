@@ -59,26 +59,26 @@ absl::StatusOr<std::unique_ptr<Request>> Inference::Decode(absl::Span<const Byte
   return request;
 }
 
-int64_t Inference::shared_output_bytes(const Request& request) const {
-  return (wanted_.o_place ? request.output.o_bytes : 0) +
-         (wanted_.lse_place ? request.output.lse_bytes : 0);
+Inference::SharedOutputs Inference::TakeSharedOutputs(Answer& answer) const {
+  SharedOutputs outputs;
+  if (wanted_.o_place) outputs.o = std::move(answer.o);
+  if (wanted_.lse_place) outputs.lse = std::move(answer.lse);
+  return outputs;
 }
 
-absl::Status Inference::PlaceOutputs(Answer& answer) const {
+absl::Status Inference::PlaceOutputs(const SharedOutputs& outputs) const {
   const struct {
     const char* name;
     const absl::optional<WantedOutputs::Place>& place;
-    Buffer& from;
-  } outputs[] = {{"O", wanted_.o_place, answer.o}, {"LSE", wanted_.lse_place, answer.lse}};
-  for (const auto& output : outputs) {
+    const Buffer& from;
+  } places[] = {{"O", wanted_.o_place, outputs.o}, {"LSE", wanted_.lse_place, outputs.lse}};
+  for (const auto& output : places) {
     if (!output.place) continue;
     const absl::Status status =
         output.place->range.WriteFrom(output.from.data(), output.from.size_bytes());
-    if (!status.ok()) {
-      return absl::Status(status.code(),
-                          absl::StrCat("output ", output.name, ": ", status.message()));
-    }
-    output.from = Buffer();
+    if (status.ok()) continue;
+    return absl::Status(status.code(),
+                        absl::StrCat("output ", output.name, ": ", status.message()));
   }
   return absl::OkStatus();
 }

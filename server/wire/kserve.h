@@ -61,12 +61,18 @@ class Inference {
 
   // Of inputs in shared memory; 0 until they have been looked up.
   int64_t shared_input_bytes() const { return shared_input_bytes_; }
-  // Of outputs that go there; `request` comes from Decode.
-  int64_t shared_output_bytes(const Request& request) const;
 
-  // Copies outputs that go to shared memory there, and takes them out of `answer`: before Encode.
-  // Errors are ShmRange::WriteFrom's.
-  absl::Status PlaceOutputs(Answer& answer) const;
+  // Outputs that go to shared memory, and not with the answer.
+  struct SharedOutputs {
+    Buffer o;
+    Buffer lse;
+    int64_t size_bytes() const { return o.size_bytes() + lse.size_bytes(); }
+  };
+  // Takes them out of the answer: before Encode.
+  SharedOutputs TakeSharedOutputs(Answer& answer) const;
+  // Copies them to where they are to be: before the answer is sent. ShmRange::WriteFrom's errors,
+  // with the output's name.
+  absl::Status PlaceOutputs(const SharedOutputs& outputs) const;
 
   // The answer as a ModelInferResponse, in the pieces of wire::Encode; `request` comes from Decode.
   // An output that was not asked for is taken out of `answer`.

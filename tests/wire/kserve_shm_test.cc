@@ -178,11 +178,12 @@ TEST_F(KserveShm, OutputsGoThereAndTheResponseSaysSo) {
   }
   ASSERT_TRUE(Decode(message).ok());
   const server::OutputSpec& spec = request_->output;
-  EXPECT_EQ(inference_.shared_output_bytes(*request_), spec.o_bytes + spec.lse_bytes);
   Answer answer;
   answer.o = Filled(spec.o_bytes, 'o');
   answer.lse = Filled(spec.lse_bytes, 'l');
-  ASSERT_TRUE(inference_.PlaceOutputs(answer).ok());
+  const auto outputs = inference_.TakeSharedOutputs(answer);
+  EXPECT_EQ(outputs.size_bytes(), spec.o_bytes + spec.lse_bytes);
+  ASSERT_TRUE(inference_.PlaceOutputs(outputs).ok());
   EXPECT_EQ(object_.Read(64 + 8, spec.o_bytes),
             std::string(static_cast<size_t>(spec.o_bytes), 'o'));
   EXPECT_EQ(object_.Read(64 + 4096, spec.lse_bytes),
@@ -214,7 +215,7 @@ TEST_F(KserveShm, OneOutputThereAndOneInTheAnswer) {
   Answer answer;
   answer.o = Filled(request_->output.o_bytes, 'o');
   answer.lse = Filled(request_->output.lse_bytes, 'l');
-  ASSERT_TRUE(inference_.PlaceOutputs(answer).ok());
+  ASSERT_TRUE(inference_.PlaceOutputs(inference_.TakeSharedOutputs(answer)).ok());
   const EncodedAnswer encoded = inference_.EncodeStreamed(*request_, answer);
   inference::ModelStreamInferResponse streamed;
   ASSERT_TRUE(streamed.ParseFromString(encoded.head + Bytes(answer.o) + encoded.middle +
@@ -243,7 +244,8 @@ TEST_F(KserveShm, AnOutputThatDoesNotFitIsRefusedAndOneThatShrinksIsAnError) {
   object_.Resize(64);
   Answer answer;
   answer.o = Filled(o_bytes, 'o');
-  ExpectError(inference_.PlaceOutputs(answer), absl::StatusCode::kDataLoss, "output O");
+  ExpectError(inference_.PlaceOutputs(inference_.TakeSharedOutputs(answer)),
+              absl::StatusCode::kDataLoss, "output O");
 }
 
 }  // namespace
