@@ -26,6 +26,7 @@
 #include "server/memory/slab_allocator.h"
 #include "server/region_host.h"
 #include "server/services/attention_service.h"
+#include "server/services/kserve_service.h"
 #include "server/transport.h"
 #include "server/warm_up.h"
 
@@ -205,6 +206,7 @@ class Server::Impl {
     if (grpc_ == nullptr) return;
     grpc_->Shutdown(std::chrono::system_clock::now() + kGoodbye);
     PassBaton(attention_.get());
+    PassBaton(kserve_.get());
   }
 
   int port() const { return port_; }
@@ -347,12 +349,14 @@ class Server::Impl {
     attention_ = std::make_unique<AttentionService>(
         ServerInfo(options_, max_stream_bytes(), devices(), instance_id_,
                    regions_ != nullptr && regions_->takes_cuda_memory()));
+    kserve_ = std::make_unique<KserveService>([this] { return readiness(); });
     raw_ = std::make_unique<RawService>(Parts());
     grpc::ServerBuilder builder;
     ConfigureTransport(builder, options_);
     int port = 0;
     builder.AddListeningPort(address->ToString(), grpc::InsecureServerCredentials(), &port);
     builder.RegisterService(attention_.get());
+    builder.RegisterService(kserve_.get());
     builder.RegisterCallbackGenericService(raw_.get());
     grpc_ = builder.BuildAndStart();
     if (grpc_ == nullptr) {
@@ -410,8 +414,10 @@ class Server::Impl {
   void SayHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(serving_mutex_) {
     if (health_ == nullptr) return;
     health_->SetServingStatus("", readiness_ == Readiness::kReady);
-    health_->SetServingStatus(v1::AttentionService::service_full_name(),
-                              readiness_ == Readiness::kReady);
+    for (const char* service : {v1::AttentionService::service_full_name(),
+                                inference::GRPCInferenceService::service_full_name()}) {
+      health_->SetServingStatus(service, readiness_ == Readiness::kReady);
+    }
   }
 
   void LoseDevice(const Device& device, const absl::Status& status) {
@@ -442,6 +448,7 @@ class Server::Impl {
   std::unique_ptr<WorkerPool> copiers_;
   std::unique_ptr<RegionHost> regions_;  // null: none
   std::unique_ptr<AttentionService> attention_;
+  std::unique_ptr<KserveService> kserve_;
   std::unique_ptr<RawService> raw_;
   std::unique_ptr<HttpService> http_;
   std::unique_ptr<grpc::Server> grpc_;

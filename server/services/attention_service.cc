@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/grpc_order.h"
 #include "server/services/grpc_status.h"
+#include "server/services/kserve_service.h"
 #include "server/services/stream_call.h"
 #include "server/services/unary_call.h"
 
@@ -16,9 +17,11 @@ constexpr char kStreamMethod[] = "/attnd.v1.AttentionService/ComputeStream";
 class UnknownMethod final : public grpc::ServerGenericBidiReactor {
  public:
   explicit UnknownMethod(grpc::GenericCallbackServerContext& context) {
-    Finish(ToGrpcStatus(absl::UnimplementedError(absl::StrCat("there is no method ",
-                                                              absl::CHexEscape(context.method()))),
-                        context));
+    const absl::optional<absl::string_view> why = WhyNoKserveMethod(context.method());
+    const absl::Status status = absl::UnimplementedError(
+        absl::StrCat("there is no method ", absl::CHexEscape(context.method()),
+                     why.has_value() ? ": " : "", why.value_or("")));
+    Finish(ToGrpcStatus(status, context));
     PassBaton(this);
   }
   void OnDone() override {
@@ -43,7 +46,11 @@ grpc::ServerGenericBidiReactor* RawService::CreateReactor(
     grpc::GenericCallbackServerContext* context) {
   if (context->method() == kComputeMethod) {
     parts_.metrics->CountCall("unary");
-    return ComputeCall::Start(std::make_shared<UnaryCall>(parts_, context));
+    return ComputeCall::Start(std::make_shared<V1UnaryCall>(parts_, context));
+  }
+  if (context->method() == kModelInferMethod) {
+    parts_.metrics->CountCall("unary");
+    return ComputeCall::Start(std::make_shared<KserveUnaryCall>(parts_, context));
   }
   if (context->method() == kStreamMethod) {
     parts_.metrics->CountCall("stream");

@@ -26,7 +26,8 @@ class AttentionService final : public v1::AttentionService::WithGenericMethod_Co
   const v1::GetServerInfoResponse info_;
 };
 
-// Calls of Compute and ComputeStream, and those of methods that do not exist.
+// Calls that are read raw: attnd.v1's Compute and ComputeStream, the Open Inference Protocol's
+// inferences, and those of methods that do not exist.
 class RawService final : public grpc::CallbackGenericService {
  public:
   explicit RawService(const ComputeParts& parts) : parts_(parts) {}

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/grpc_order.h"
 #include "server/services/call_facts.h"
 #include "server/services/message_bytes.h"
@@ -22,8 +23,9 @@ bool IsForWantOfRoom(const absl::Status& status) {
 
 void UnaryCall::OnMessage() {
   if (has_message_) {
-    return End(absl::InvalidArgumentError("the call carries more than one ComputeRequest"),
-               Stage::kReceive);
+    return End(
+        absl::InvalidArgumentError(absl::StrCat("the call carries more than one ", message_name())),
+        Stage::kReceive);
   }
   has_message_ = true;
   if (static_cast<int64_t>(message_.Length()) <= kInlineBytes) return Received();
@@ -34,7 +36,8 @@ void UnaryCall::OnMessage() {
 void UnaryCall::OnCallerClosed() {
   if (!has_message_) {
     ReceivedAll();
-    return End(absl::InvalidArgumentError("the call carries no ComputeRequest"), Stage::kReceive);
+    return End(absl::InvalidArgumentError(absl::StrCat("the call carries no ", message_name())),
+               Stage::kReceive);
   }
   message_.Swap(&request_);
   Received();
@@ -59,8 +62,7 @@ void UnaryCall::Received() {
 absl::StatusOr<std::unique_ptr<Request>> UnaryCall::DecodeOnce() {
   const absl::StatusOr<ReceivedMessage> received = ReceivedMessage::From(message_);
   if (!received.ok()) return received.status();
-  return wire::Decode(received->spans(), parts_.limits, arrival_, *parts_.payload_pool,
-                      parts_.regions);
+  return DecodeMessage(received->spans(), arrival_);
 }
 
 void UnaryCall::Decode() {
@@ -88,7 +90,7 @@ void UnaryCall::Decoded(absl::StatusOr<std::unique_ptr<Request>> request) {
 }
 
 void UnaryCall::SendAnswer(const Request& request, Answer answer) {
-  wire::EncodedAnswer encoded = wire::Encode(request, answer);
+  wire::EncodedAnswer encoded = EncodeAnswer(request, answer);
   outgoing_ = ToByteBuffer(std::move(encoded), std::move(answer));
   if (outgoing_.Length() <= kSmallAnswerBytes) return Send();
   PostSend([this, self = shared_from_this()] { Send(); });
@@ -98,6 +100,24 @@ void UnaryCall::Send() {
   const grpc::Status ok = CountedOk();
   PassBaton(this);
   StartWriteAndFinish(&outgoing_, grpc::WriteOptions(), ok);
+}
+
+absl::StatusOr<std::unique_ptr<Request>> V1UnaryCall::DecodeMessage(
+    absl::Span<const wire::ByteSpan> message, TimePoint arrival) {
+  return wire::Decode(message, parts_.limits, arrival, *parts_.payload_pool, parts_.regions);
+}
+
+wire::EncodedAnswer V1UnaryCall::EncodeAnswer(const Request& request, Answer& answer) {
+  return wire::Encode(request, answer);
+}
+
+absl::StatusOr<std::unique_ptr<Request>> KserveUnaryCall::DecodeMessage(
+    absl::Span<const wire::ByteSpan> message, TimePoint arrival) {
+  return inference_.Decode(message, parts_.limits, arrival, *parts_.payload_pool);
+}
+
+wire::EncodedAnswer KserveUnaryCall::EncodeAnswer(const Request& request, Answer& answer) {
+  return inference_.Encode(request, answer);
 }
 
 }  // namespace attnd::server

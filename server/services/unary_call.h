@@ -1,19 +1,28 @@
-// One call of Compute.
+// One call of a unary method.
 #ifndef ATTND_SERVER_SERVICES_UNARY_CALL_H_
 #define ATTND_SERVER_SERVICES_UNARY_CALL_H_
 
 #include <memory>
 
 #include "server/services/compute_call.h"
+#include "server/wire/kserve.h"
 
 namespace attnd::server {
 
 // One message, then the caller's end; one message back. For the end of a caller whose message is
 // small nobody waits: that is a read more, and its event.
-class UnaryCall final : public ComputeCall {
- public:
+class UnaryCall : public ComputeCall {
+ protected:
   UnaryCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
       : ComputeCall(parts, context) {}
+
+  // What tells one method from another: its messages. The type of the request's, ...
+  virtual const char* message_name() const = 0;
+  // ... its bytes to a request, as wire::Decode, perhaps more than once, ...
+  virtual absl::StatusOr<std::unique_ptr<Request>> DecodeMessage(
+      absl::Span<const wire::ByteSpan> message, TimePoint arrival) = 0;
+  // ... and the answer to its bytes: what `answer` still has is sent between the pieces.
+  virtual wire::EncodedAnswer EncodeAnswer(const Request& request, Answer& answer) = 0;
 
  private:
   void OnMessage() override;
@@ -34,6 +43,34 @@ class UnaryCall final : public ComputeCall {
   bool has_message_ = false;
   TimePoint arrival_{};
   grpc::ByteBuffer request_;
+};
+
+// Of attnd.v1's Compute.
+class V1UnaryCall final : public UnaryCall {
+ public:
+  V1UnaryCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
+      : UnaryCall(parts, context) {}
+
+ private:
+  const char* message_name() const override { return "ComputeRequest"; }
+  absl::StatusOr<std::unique_ptr<Request>> DecodeMessage(absl::Span<const wire::ByteSpan> message,
+                                                         TimePoint arrival) override;
+  wire::EncodedAnswer EncodeAnswer(const Request& request, Answer& answer) override;
+};
+
+// Of the Open Inference Protocol's ModelInfer.
+class KserveUnaryCall final : public UnaryCall {
+ public:
+  KserveUnaryCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
+      : UnaryCall(parts, context) {}
+
+ private:
+  const char* message_name() const override { return "ModelInferRequest"; }
+  absl::StatusOr<std::unique_ptr<Request>> DecodeMessage(absl::Span<const wire::ByteSpan> message,
+                                                         TimePoint arrival) override;
+  wire::EncodedAnswer EncodeAnswer(const Request& request, Answer& answer) override;
+
+  wire::Inference inference_;
 };
 
 }  // namespace attnd::server

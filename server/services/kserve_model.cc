@@ -1,0 +1,80 @@
+#include "server/services/kserve_model.h"
+
+#include <string>
+
+#include "server/wire/kserve.h"
+
+namespace attnd::server {
+namespace {
+
+constexpr char kPlatform[] = "attnd";
+
+struct Tensor {
+  const char* name;
+  const char* datatype;
+  inference::DataType type;
+  int rank;
+  bool is_optional;
+};
+
+// Of Q, K and V it takes FP16 and BF16 too, but a tensor has one datatype here.
+constexpr Tensor kInputs[] = {
+    {"Q", "FP32", inference::TYPE_FP32, 4, false},
+    {"K", "FP32", inference::TYPE_FP32, 4, false},
+    {"V", "FP32", inference::TYPE_FP32, 4, false},
+    {"CU_SEQLENS_Q", "INT64", inference::TYPE_INT64, 1, true},
+    {"CU_SEQLENS_K", "INT64", inference::TYPE_INT64, 1, true},
+};
+constexpr Tensor kOutputs[] = {
+    {"O", "FP32", inference::TYPE_FP32, 4, false},
+    {"LSE", "FP32", inference::TYPE_FP32, 3, false},
+};
+
+template <typename Dims>
+void AddAnyExtents(int rank, Dims& dims) {
+  for (int axis = 0; axis < rank; ++axis) dims.Add(-1);
+}
+
+void FillMetadata(const Tensor& tensor, inference::ModelMetadataResponse::TensorMetadata& to) {
+  to.set_name(tensor.name);
+  to.set_datatype(tensor.datatype);
+  AddAnyExtents(tensor.rank, *to.mutable_shape());
+}
+
+template <typename ToTensor>
+void FillConfig(const Tensor& tensor, ToTensor& to) {
+  to.set_name(tensor.name);
+  to.set_data_type(tensor.type);
+  AddAnyExtents(tensor.rank, *to.mutable_dims());
+}
+
+}  // namespace
+
+inference::ModelMetadataResponse ModelMetadataOf() {
+  inference::ModelMetadataResponse metadata;
+  metadata.set_name(wire::kModelName);
+  metadata.add_versions(std::string(wire::kModelVersion));
+  metadata.set_platform(kPlatform);
+  for (const Tensor& input : kInputs) FillMetadata(input, *metadata.add_inputs());
+  for (const Tensor& output : kOutputs) FillMetadata(output, *metadata.add_outputs());
+  return metadata;
+}
+
+inference::ModelConfig ModelConfigOf() {
+  inference::ModelConfig config;
+  config.set_name(wire::kModelName);
+  config.set_platform(kPlatform);
+  config.set_backend(kPlatform);
+  config.mutable_version_policy()->mutable_latest()->set_num_versions(1);
+  config.set_max_batch_size(0);
+  for (const Tensor& input : kInputs) {
+    inference::ModelInput& to = *config.add_input();
+    FillConfig(input, to);
+    to.set_optional(input.is_optional);
+  }
+  for (const Tensor& output : kOutputs) FillConfig(output, *config.add_output());
+  config.mutable_model_transaction_policy()->set_decoupled(false);
+  return config;
+}
+
+}  // namespace attnd::server

@@ -1,0 +1,82 @@
+// The Open Inference Protocol on attnd's port: all but inferences, which are calls like attnd.v1's.
+#ifndef ATTND_SERVER_SERVICES_KSERVE_SERVICE_H_
+#define ATTND_SERVER_SERVICES_KSERVE_SERVICE_H_
+
+#include <functional>
+#include <utility>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+#include "inference/grpc_service.grpc.pb.h"
+#include "server/services/http_service.h"
+
+namespace attnd::server {
+
+inline constexpr char kModelInferMethod[] = "/inference.GRPCInferenceService/ModelInfer";
+
+// Why a method of that protocol is not here; absent: it is, or is none of its.
+absl::optional<absl::string_view> WhyNoKserveMethod(absl::string_view method);
+
+// Methods that the RawService takes: inferences, and those that are not here.
+using KserveInferences = inference::GRPCInferenceService;
+using KserveRawMethods = KserveInferences::WithGenericMethod_ModelInfer<
+    KserveInferences::WithGenericMethod_ModelStreamInfer<
+        KserveInferences::WithGenericMethod_RepositoryModelLoad<
+            KserveInferences::WithGenericMethod_RepositoryModelUnload<
+                KserveInferences::WithGenericMethod_TraceSetting<
+                    KserveInferences::WithGenericMethod_LogSettings<KserveInferences::Service>>>>>>;
+using KserveMemoryMethods = KserveInferences::WithGenericMethod_SystemSharedMemoryStatus<
+    KserveInferences::WithGenericMethod_SystemSharedMemoryRegister<
+        KserveInferences::WithGenericMethod_SystemSharedMemoryUnregister<
+            KserveInferences::WithGenericMethod_CudaSharedMemoryStatus<
+                KserveInferences::WithGenericMethod_CudaSharedMemoryRegister<
+                    KserveInferences::WithGenericMethod_CudaSharedMemoryUnregister<
+                        KserveRawMethods>>>>>>;
+using KserveMethods = KserveInferences::WithCallbackMethod_ServerLive<
+    KserveInferences::WithCallbackMethod_ServerReady<
+        KserveInferences::WithCallbackMethod_ModelReady<
+            KserveInferences::WithCallbackMethod_ServerMetadata<
+                KserveInferences::WithCallbackMethod_ModelMetadata<
+                    KserveInferences::WithCallbackMethod_ModelConfig<
+                        KserveInferences::WithCallbackMethod_RepositoryIndex<
+                            KserveMemoryMethods>>>>>>>;
+
+// Registers that protocol by its names, so that reflection knows it.
+class KserveService final : public KserveMethods {
+ public:
+  // Callable, on any thread, while this lives.
+  explicit KserveService(std::function<Readiness()> readiness) : readiness_(std::move(readiness)) {}
+
+  grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
+                                       const inference::ServerLiveRequest* request,
+                                       inference::ServerLiveResponse* response) override;
+  grpc::ServerUnaryReactor* ServerReady(grpc::CallbackServerContext* context,
+                                        const inference::ServerReadyRequest* request,
+                                        inference::ServerReadyResponse* response) override;
+  grpc::ServerUnaryReactor* ModelReady(grpc::CallbackServerContext* context,
+                                       const inference::ModelReadyRequest* request,
+                                       inference::ModelReadyResponse* response) override;
+  grpc::ServerUnaryReactor* ServerMetadata(grpc::CallbackServerContext* context,
+                                           const inference::ServerMetadataRequest* request,
+                                           inference::ServerMetadataResponse* response) override;
+  grpc::ServerUnaryReactor* ModelMetadata(grpc::CallbackServerContext* context,
+                                          const inference::ModelMetadataRequest* request,
+                                          inference::ModelMetadataResponse* response) override;
+  grpc::ServerUnaryReactor* ModelConfig(grpc::CallbackServerContext* context,
+                                        const inference::ModelConfigRequest* request,
+                                        inference::ModelConfigResponse* response) override;
+  grpc::ServerUnaryReactor* RepositoryIndex(grpc::CallbackServerContext* context,
+                                            const inference::RepositoryIndexRequest* request,
+                                            inference::RepositoryIndexResponse* response) override;
+
+ private:
+  // Ends the call: `status`, and what is in its response.
+  grpc::ServerUnaryReactor* End(grpc::CallbackServerContext& context, const absl::Status& status);
+  bool is_ready() const { return readiness_() == Readiness::kReady; }
+
+  const std::function<Readiness()> readiness_;
+};
+
+}  // namespace attnd::server
+
+#endif  // ATTND_SERVER_SERVICES_KSERVE_SERVICE_H_
