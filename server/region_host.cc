@@ -101,4 +101,18 @@ void RegionHost::AddMetrics(Metrics& metrics) const {
                       });
 }
 
+std::unique_ptr<ShmHost> NewShmHost(const ServerOptions& options) {
+  if (!options.allow_shm_names) return nullptr;
+  return std::make_unique<ShmHost>(
+      ShmLimits{options.shm_name_prefix, options.max_shm_names, options.max_region_bytes});
+}
+
+void AddShmMetrics(const ShmHost* host, Metrics& metrics) {
+  if (host == nullptr) return;
+  metrics.AddGauge("attnd_shm_names", "Shared memory that is registered by name.",
+                   [host] { return static_cast<double>(host->names.regions()); });
+  metrics.AddGauge("attnd_shm_bytes", "Bytes of shared memory that is registered by name.",
+                   [host] { return static_cast<double>(host->names.bytes()); });
+}
+
 }  // namespace attnd::server

@@ -14,6 +14,7 @@
 #include "server/options.h"
 #include "server/regions/region_socket.h"
 #include "server/regions/region_table.h"
+#include "server/regions/shm_host.h"
 
 namespace attnd::server {
 
@@ -45,6 +46,11 @@ class RegionHost {
   const std::unique_ptr<RegionSocket> socket_;
   const bool takes_cuda_memory_;
 };
+
+// Shared memory by name; null: the options want none.
+std::unique_ptr<ShmHost> NewShmHost(const ServerOptions& options);
+// `host` may be null. Until RemoveGauges().
+void AddShmMetrics(const ShmHost* host, Metrics& metrics);
 
 }  // namespace attnd::server
 

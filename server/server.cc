@@ -25,6 +25,7 @@
 #include "server/memory/receive_budget.h"
 #include "server/memory/slab_allocator.h"
 #include "server/region_host.h"
+#include "server/server_info.h"
 #include "server/services/attention_service.h"
 #include "server/services/kserve_service.h"
 #include "server/transport.h"
@@ -46,46 +47,11 @@ std::string RandomId() {
   return absl::StrFormat("%08x%08x%08x%08x", random(), random(), random(), random());
 }
 
-wire::Limits WireLimits(const ServerOptions& options) {
-  wire::Limits limits;
-  limits.max_message_bytes = options.max_unary_bytes;
-  return limits;
-}
-
 // What may be asked for, and what blocks of up to an eighth more than their size leave room for.
 int64_t MaxStreamBytes(const ServerOptions& options, const BufferPool& payload_pool, bool has_gpu) {
   const int64_t asked_bytes =
       options.max_stream_bytes > 0 ? options.max_stream_bytes : DefaultStreamBytes(has_gpu);
   return std::min(asked_bytes, (payload_pool.budget_bytes() - 3 * kBlockAlignment) / 9 * 8);
-}
-
-v1::GetServerInfoResponse ServerInfo(const ServerOptions& options, int64_t max_stream_bytes,
-                                     const std::vector<DeviceDescription>& devices,
-                                     const std::string& instance_id, bool takes_cuda_memory) {
-  v1::GetServerInfoResponse info;
-  info.set_instance_id(instance_id);
-  info.set_version(ATTND_VERSION);
-  info.set_takes_cuda_memory(takes_cuda_memory);
-  info.set_backend(devices[0].backend);
-  info.set_backend_reason(devices[0].backend_reason);
-  for (const DeviceDescription& device : devices) {
-    v1::DeviceInfo* const to = info.add_devices();
-    to->set_id(device.id);
-    to->set_name(device.name);
-    to->set_processors(device.processors);
-    for (const std::string& backend : device.backends) to->add_backends(backend);
-  }
-  v1::Limits* const limits = info.mutable_limits();
-  limits->set_max_unary_bytes(options.max_unary_bytes);
-  limits->set_max_queue_requests(options.scheduler.max_queue_requests);
-  limits->set_max_queue_bytes(options.scheduler.max_queue_bytes);
-  limits->set_max_batch_problems(options.scheduler.max_batch_problems);
-  limits->set_max_head_dim(kernels::kMaxHeadDim);
-  limits->set_max_header_bytes(WireLimits(options).max_header_bytes);
-  limits->set_default_deadline_ms(options.default_deadline_ms);
-  limits->set_receive_bytes(options.receive_bytes);
-  limits->set_max_stream_bytes(max_stream_bytes);
-  return info;
 }
 
 // Pinned memory is made in pieces of this size: some 20 ms each, seldom.
@@ -140,7 +106,8 @@ class Server::Impl {
         senders_(
             std::make_unique<WorkerPool>(WorkerThreads(), std::numeric_limits<int64_t>::max())),
         copiers_(
-            std::make_unique<WorkerPool>(WorkerThreads(), std::numeric_limits<int64_t>::max())) {
+            std::make_unique<WorkerPool>(WorkerThreads(), std::numeric_limits<int64_t>::max())),
+        shm_(NewShmHost(options)) {
     for (const auto& device : devices_) {
       SchedulerOptions scheduler = options.scheduler;
       scheduler.rates =
@@ -325,6 +292,7 @@ class Server::Impl {
     if (!regions.ok()) return regions.status();
     regions_ = *std::move(regions);
     if (regions_ != nullptr) regions_->AddMetrics(metrics_);
+    AddShmMetrics(shm_.get(), metrics_);
     return absl::OkStatus();
   }
 
@@ -349,7 +317,8 @@ class Server::Impl {
     attention_ = std::make_unique<AttentionService>(
         ServerInfo(options_, max_stream_bytes(), devices(), instance_id_,
                    regions_ != nullptr && regions_->takes_cuda_memory()));
-    kserve_ = std::make_unique<KserveService>([this] { return readiness(); });
+    kserve_ =
+        std::make_unique<KserveService>([this] { return readiness(); }, shm_.get(), Tenants());
     raw_ = std::make_unique<RawService>(Parts());
     grpc::ServerBuilder builder;
     ConfigureTransport(builder, options_);
@@ -364,6 +333,7 @@ class Server::Impl {
                                                  ": it is in use, or no address of this machine"));
     }
     port_ = address->is_unix() ? 0 : port;
+    if (shm_ != nullptr) shm_->callers.SetServerPort(port_);
     SayServing();
     return absl::OkStatus();
   }
@@ -371,6 +341,8 @@ class Server::Impl {
   int64_t max_stream_bytes() const {
     return MaxStreamBytes(options_, payload_memory_.pool, payload_memory_.slabs != nullptr);
   }
+
+  TenantSource Tenants() const { return {!options_.tenants.empty(), options_.tenant_metadata}; }
 
   ComputeParts Parts() {
     ComputeParts parts;
@@ -386,7 +358,8 @@ class Server::Impl {
     parts.senders = senders_.get();
     parts.copiers = copiers_.get();
     parts.limits = WireLimits(options_);
-    parts.tenants = {!options_.tenants.empty(), options_.tenant_metadata};
+    parts.tenants = Tenants();
+    parts.shm = shm_.get();
     parts.limits.takes_regions = regions_ != nullptr;
     parts.limits.region_gaps = payload_memory_.slabs == nullptr;
     parts.regions = regions_ == nullptr ? nullptr : &regions_->table();
@@ -447,6 +420,7 @@ class Server::Impl {
   std::unique_ptr<WorkerPool> senders_;
   std::unique_ptr<WorkerPool> copiers_;
   std::unique_ptr<RegionHost> regions_;  // null: none
+  const std::unique_ptr<ShmHost> shm_;   // null: none
   std::unique_ptr<AttentionService> attention_;
   std::unique_ptr<KserveService> kserve_;
   std::unique_ptr<RawService> raw_;

@@ -111,6 +111,12 @@ Caller CallerOf(absl::string_view peer, const Metadata& metadata, const TenantSo
   return caller;
 }
 
+ShmOfCall ShmOf(ShmHost* host, absl::string_view peer, const Metadata& metadata,
+                const TenantSource& source) {
+  if (host == nullptr) return ShmOfCall();
+  return ShmOfCall(host, std::string(peer), CallerOf(peer, metadata, source).tenant);
+}
+
 std::string TraceparentOf(const Metadata& metadata) {
   const auto found = metadata.find(kTraceparentKey);
   if (found == metadata.end()) return "";

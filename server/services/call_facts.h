@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "server/clock.h"
+#include "server/regions/shm_host.h"
 #include "server/request.h"
 
 namespace attnd::server {
@@ -49,6 +50,10 @@ struct TenantSource {
 // address, or "unix", as gRPC does not tell whose process is at the other end of a Unix socket. The
 // default one where there are no tenants, or where the metadata is given twice or is no name.
 Caller CallerOf(absl::string_view peer, const Metadata& metadata, const TenantSource& source);
+
+// A call's way to its caller's shared memory; `host` null: none is taken.
+ShmOfCall ShmOf(ShmHost* host, absl::string_view peer, const Metadata& metadata,
+                const TenantSource& source);
 
 // The metadata traceparent, if there is one as W3C's Trace Context has it; else empty.
 inline constexpr char kTraceparentKey[] = "traceparent";

@@ -169,7 +169,7 @@ int64_t ComputeCall::UpperBlockBytes(int64_t payload_bytes) const {
                   3 * pool.BlockBytes(1) + pool.BlockBytes(payload_bytes) * 9 / 8);
 }
 
-absl::Status ComputeCall::WhenRoom(int64_t needed_bytes, TimePoint deadline,
+absl::Status ComputeCall::WhenRoom(const std::function<int64_t()>& needed_bytes, TimePoint deadline,
                                    const std::function<absl::Status()>& attempt) const {
   BufferPool& pool = *parts_.payload_pool;
   for (bool may_fit = true;;) {
@@ -182,7 +182,7 @@ absl::Status ComputeCall::WhenRoom(int64_t needed_bytes, TimePoint deadline,
       if (!absl::IsResourceExhausted(status) || RetryPushbackMs(status)) return status;
     }
     pool.WaitForRelease(seen, *parts_.clock, std::min(deadline, now + kGoneCheckInterval));
-    may_fit = pool.used_bytes() + needed_bytes <= pool.budget_bytes();
+    may_fit = pool.used_bytes() + needed_bytes() <= pool.budget_bytes();
   }
 }
 

@@ -15,6 +15,7 @@
 #include "server/memory/buffer_pool.h"
 #include "server/memory/receive_budget.h"
 #include "server/metrics/metrics.h"
+#include "server/regions/shm_host.h"
 #include "server/scheduler/scheduler.h"
 #include "server/services/call_facts.h"
 #include "server/services/call_gate.h"
@@ -33,6 +34,7 @@ struct ComputeParts {
   ReceiveBudget* receive_budget = nullptr;
   BufferPool* payload_pool = nullptr;
   RegionTable* regions = nullptr;  // null: none are taken
+  ShmHost* shm = nullptr;          // null: none is taken
   // The executor's; only its budget is read here.
   const BufferPool* answer_pool = nullptr;
   Dispatcher* dispatcher = nullptr;
@@ -107,8 +109,8 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   absl::Status CompleteRequest(Request& request) const;
   // Repeats `attempt` until it is not for want of memory that it fails. A full pool empties itself
   // as answers are computed, so the call waits for its turn here, and those behind it wait for it.
-  // `needed_bytes` is an upper bound of what the attempt takes of the payload pool.
-  absl::Status WhenRoom(int64_t needed_bytes, TimePoint deadline,
+  // `needed_bytes` gives an upper bound of what the attempt takes of the payload pool.
+  absl::Status WhenRoom(const std::function<int64_t()>& needed_bytes, TimePoint deadline,
                         const std::function<absl::Status()>& attempt) const;
   int64_t UpperBlockBytes(int64_t payload_bytes) const;
   void Submit(std::unique_ptr<Request> request);

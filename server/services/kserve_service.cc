@@ -19,12 +19,6 @@ constexpr struct {
     {"RepositoryModelUnload", "the one model is part of the server, and stays loaded"},
     {"TraceSetting", "the server writes no traces; a call's traceparent is in its log"},
     {"LogSettings", "the log is set up by the server's flags"},
-    {"SystemSharedMemoryStatus", "this server takes no shared memory by name"},
-    {"SystemSharedMemoryRegister", "this server takes no shared memory by name"},
-    {"SystemSharedMemoryUnregister", "this server takes no shared memory by name"},
-    {"CudaSharedMemoryStatus", "memory on a GPU comes by attnd's own regions"},
-    {"CudaSharedMemoryRegister", "memory on a GPU comes by attnd's own regions"},
-    {"CudaSharedMemoryUnregister", "memory on a GPU comes by attnd's own regions"},
 };
 
 // Why the model takes no requests.
@@ -89,6 +83,7 @@ grpc::ServerUnaryReactor* KserveService::ServerMetadata(
   for (const char* extension : {"schedule_policy", "model_configuration", "parameters"}) {
     response->add_extensions(extension);
   }
+  if (shm_ != nullptr) response->add_extensions("system_shared_memory");
   return End(*context, absl::OkStatus());
 }
 

@@ -8,6 +8,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "inference/grpc_service.grpc.pb.h"
+#include "server/regions/shm_host.h"
+#include "server/services/call_facts.h"
 #include "server/services/http_service.h"
 
 namespace attnd::server {
@@ -25,12 +27,12 @@ using KserveRawMethods = KserveInferences::WithGenericMethod_ModelInfer<
             KserveInferences::WithGenericMethod_RepositoryModelUnload<
                 KserveInferences::WithGenericMethod_TraceSetting<
                     KserveInferences::WithGenericMethod_LogSettings<KserveInferences::Service>>>>>>;
-using KserveMemoryMethods = KserveInferences::WithGenericMethod_SystemSharedMemoryStatus<
-    KserveInferences::WithGenericMethod_SystemSharedMemoryRegister<
-        KserveInferences::WithGenericMethod_SystemSharedMemoryUnregister<
-            KserveInferences::WithGenericMethod_CudaSharedMemoryStatus<
-                KserveInferences::WithGenericMethod_CudaSharedMemoryRegister<
-                    KserveInferences::WithGenericMethod_CudaSharedMemoryUnregister<
+using KserveMemoryMethods = KserveInferences::WithCallbackMethod_SystemSharedMemoryStatus<
+    KserveInferences::WithCallbackMethod_SystemSharedMemoryRegister<
+        KserveInferences::WithCallbackMethod_SystemSharedMemoryUnregister<
+            KserveInferences::WithCallbackMethod_CudaSharedMemoryStatus<
+                KserveInferences::WithCallbackMethod_CudaSharedMemoryRegister<
+                    KserveInferences::WithCallbackMethod_CudaSharedMemoryUnregister<
                         KserveRawMethods>>>>>>;
 using KserveMethods = KserveInferences::WithCallbackMethod_ServerLive<
     KserveInferences::WithCallbackMethod_ServerReady<
@@ -44,8 +46,11 @@ using KserveMethods = KserveInferences::WithCallbackMethod_ServerLive<
 // Registers that protocol by its names, so that reflection knows it.
 class KserveService final : public KserveMethods {
  public:
-  // Callable, on any thread, while this lives.
-  explicit KserveService(std::function<Readiness()> readiness) : readiness_(std::move(readiness)) {}
+  // `readiness` is callable, on any thread, while this lives. `shm` outlives it; null: no memory is
+  // taken by name.
+  explicit KserveService(std::function<Readiness()> readiness, ShmHost* shm = nullptr,
+                         TenantSource tenants = {})
+      : readiness_(std::move(readiness)), shm_(shm), tenants_(std::move(tenants)) {}
 
   grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
                                        const inference::ServerLiveRequest* request,
@@ -69,12 +74,41 @@ class KserveService final : public KserveMethods {
                                             const inference::RepositoryIndexRequest* request,
                                             inference::RepositoryIndexResponse* response) override;
 
+  // Of shared memory: kserve_memory.cc.
+  grpc::ServerUnaryReactor* SystemSharedMemoryStatus(
+      grpc::CallbackServerContext* context,
+      const inference::SystemSharedMemoryStatusRequest* request,
+      inference::SystemSharedMemoryStatusResponse* response) override;
+  grpc::ServerUnaryReactor* SystemSharedMemoryRegister(
+      grpc::CallbackServerContext* context,
+      const inference::SystemSharedMemoryRegisterRequest* request,
+      inference::SystemSharedMemoryRegisterResponse* response) override;
+  grpc::ServerUnaryReactor* SystemSharedMemoryUnregister(
+      grpc::CallbackServerContext* context,
+      const inference::SystemSharedMemoryUnregisterRequest* request,
+      inference::SystemSharedMemoryUnregisterResponse* response) override;
+  grpc::ServerUnaryReactor* CudaSharedMemoryStatus(
+      grpc::CallbackServerContext* context, const inference::CudaSharedMemoryStatusRequest* request,
+      inference::CudaSharedMemoryStatusResponse* response) override;
+  grpc::ServerUnaryReactor* CudaSharedMemoryRegister(
+      grpc::CallbackServerContext* context,
+      const inference::CudaSharedMemoryRegisterRequest* request,
+      inference::CudaSharedMemoryRegisterResponse* response) override;
+  grpc::ServerUnaryReactor* CudaSharedMemoryUnregister(
+      grpc::CallbackServerContext* context,
+      const inference::CudaSharedMemoryUnregisterRequest* request,
+      inference::CudaSharedMemoryUnregisterResponse* response) override;
+
  private:
+  // The way to shared memory of a call's caller.
+  ShmOfCall ShmOfContext(const grpc::CallbackServerContext& context) const;
   // Ends the call: `status`, and what is in its response.
   grpc::ServerUnaryReactor* End(grpc::CallbackServerContext& context, const absl::Status& status);
   bool is_ready() const { return readiness_() == Readiness::kReady; }
 
   const std::function<Readiness()> readiness_;
+  ShmHost* const shm_;
+  const TenantSource tenants_;
 };
 
 }  // namespace attnd::server

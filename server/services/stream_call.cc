@@ -85,7 +85,7 @@ absl::Status StreamCall::ReadHeader() {
   absl::Status status = CheckStreamSize(sizes.total(), parts_.max_stream_bytes);
   if (status.ok()) status = CompleteRequest(**request);
   if (!status.ok()) return status;
-  return WhenRoom(UpperBlockBytes(sizes.total()), (*request)->deadline, [&] {
+  return WhenRoom([&] { return UpperBlockBytes(sizes.total()); }, (*request)->deadline, [&] {
     auto upload = wire::Upload::Begin(*request, sizes, *parts_.payload_pool);
     if (!upload.ok()) return upload.status();
     MutexLock lock(upload_mutex_);

@@ -12,7 +12,7 @@ namespace {
 
 // Up to this size an answer is handed to gRPC by the thread that has it: to wake a sender costs
 // more than to write it to the socket.
-constexpr size_t kSmallAnswerBytes = size_t{64} << 10;
+constexpr int64_t kSmallAnswerBytes = int64_t{64} << 10;
 
 // Whether room in the pool may cure it, as ComputeCall::WhenRoom has it.
 bool IsForWantOfRoom(const absl::Status& status) {
@@ -53,25 +53,27 @@ void UnaryCall::Received() {
   permit_.ShrinkTo(bytes);
   if (bytes <= kInlineBytes) {
     // Without waiting, which that thread must not.
-    absl::StatusOr<std::unique_ptr<Request>> request = DecodeOnce();
+    absl::StatusOr<std::unique_ptr<Request>> request = DecodeOnce(kInlineBytes);
     if (!IsForWantOfRoom(request.status())) return Decoded(std::move(request));
   }
   Post(*parts_.decoders, [this, self = shared_from_this()] { Decode(); });
 }
 
-absl::StatusOr<std::unique_ptr<Request>> UnaryCall::DecodeOnce() {
+absl::StatusOr<std::unique_ptr<Request>> UnaryCall::DecodeOnce(int64_t max_shared_bytes) {
   const absl::StatusOr<ReceivedMessage> received = ReceivedMessage::From(message_);
   if (!received.ok()) return received.status();
-  return DecodeMessage(received->spans(), arrival_);
+  return DecodeMessage(received->spans(), arrival_, max_shared_bytes);
 }
 
 void UnaryCall::Decode() {
   absl::StatusOr<std::unique_ptr<Request>> request;
-  const absl::Status status =
-      WhenRoom(UpperBlockBytes(static_cast<int64_t>(message_.Length())), deadline_, [&] {
-        request = DecodeOnce();
-        return request.status();
-      });
+  const auto needed_bytes = [&] {
+    return UpperBlockBytes(static_cast<int64_t>(message_.Length()) + shared_input_bytes());
+  };
+  const absl::Status status = WhenRoom(needed_bytes, deadline_, [&] {
+    request = DecodeOnce(wire::Inference::kAllBytes);
+    return request.status();
+  });
   if (!status.ok()) request = status;
   Decoded(std::move(request));
 }
@@ -92,18 +94,22 @@ void UnaryCall::Decoded(absl::StatusOr<std::unique_ptr<Request>> request) {
 void UnaryCall::SendAnswer(const Request& request, Answer answer) {
   wire::EncodedAnswer encoded = EncodeAnswer(request, answer);
   outgoing_ = ToByteBuffer(std::move(encoded), std::move(answer));
-  if (outgoing_.Length() <= kSmallAnswerBytes) return Send();
+  const auto bytes = static_cast<int64_t>(outgoing_.Length()) + shared_output_bytes();
+  if (bytes <= kSmallAnswerBytes) return Send();
   PostSend([this, self = shared_from_this()] { Send(); });
 }
 
 void UnaryCall::Send() {
+  if (const absl::Status status = PlaceOutputs(); !status.ok()) {
+    return End(status, Stage::kDownload);
+  }
   const grpc::Status ok = CountedOk();
   PassBaton(this);
   StartWriteAndFinish(&outgoing_, grpc::WriteOptions(), ok);
 }
 
 absl::StatusOr<std::unique_ptr<Request>> V1UnaryCall::DecodeMessage(
-    absl::Span<const wire::ByteSpan> message, TimePoint arrival) {
+    absl::Span<const wire::ByteSpan> message, TimePoint arrival, int64_t) {
   return wire::Decode(message, parts_.limits, arrival, *parts_.payload_pool, parts_.regions);
 }
 
@@ -112,12 +118,19 @@ wire::EncodedAnswer V1UnaryCall::EncodeAnswer(const Request& request, Answer& an
 }
 
 absl::StatusOr<std::unique_ptr<Request>> KserveUnaryCall::DecodeMessage(
-    absl::Span<const wire::ByteSpan> message, TimePoint arrival) {
-  return inference_.Decode(message, parts_.limits, arrival, *parts_.payload_pool);
+    absl::Span<const wire::ByteSpan> message, TimePoint arrival, int64_t max_shared_bytes) {
+  return inference_.Decode(message, parts_.limits, arrival, *parts_.payload_pool, max_shared_bytes);
 }
 
 wire::EncodedAnswer KserveUnaryCall::EncodeAnswer(const Request& request, Answer& answer) {
+  shared_outputs_ = inference_.TakeSharedOutputs(answer);
   return inference_.Encode(request, answer);
+}
+
+absl::Status KserveUnaryCall::PlaceOutputs() {
+  const absl::Status status = inference_.PlaceOutputs(shared_outputs_);
+  shared_outputs_ = {};
+  return status;
 }
 
 }  // namespace attnd::server

@@ -26,7 +26,7 @@ ALLOWED = {
     "server/executor": {"server", "server/memory", "server/metrics", "server/regions", "server/scheduler", "kernels"},
     "server/wire": {"server", "server/memory", "server/regions", "kernels", "attnd/v1", "inference"},
     "server/services": {
-        "server", "server/memory", "server/metrics", "server/scheduler", "server/executor",
+        "server", "server/memory", "server/metrics", "server/regions", "server/scheduler", "server/executor",
         "server/wire", "kernels", "attnd/v1", "inference",
     },
     "client": {"client", "server/regions/protocol", "attnd/v1"},
@@ -45,6 +45,8 @@ JOINTS = {
     "server/region_host.h": None,
     "server/server.cc": None,
     "server/server.h": None,
+    "server/server_info.cc": None,
+    "server/server_info.h": None,
     "server/warm_up.h": None,
     "server/warm_up.cc": None,
 }
