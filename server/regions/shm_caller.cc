@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <system_error>
 
@@ -35,6 +36,22 @@ struct Question {
   inet_diag_req_v2 body;
 };
 
+struct Reply {
+  // The body of a message of this type; absent if it is another, or cut short.
+  template <typename Body>
+  absl::optional<Body> As(uint16_t type) const {
+    Body read;
+    if (head.nlmsg_type != type || size_bytes < sizeof(head) + sizeof(read)) return {};
+    std::memcpy(&read, body.data(), sizeof(read));
+    return read;
+  }
+
+  nlmsghdr head;
+  std::array<char, 4096> body;
+  size_t size_bytes;  // of both
+};
+static_assert(offsetof(Reply, body) == sizeof(nlmsghdr), "as it travels");
+
 absl::optional<Question> Ask(const std::string& address, int client_port, int server_port) {
   Question question = {};
   question.head.nlmsg_len = sizeof(question);
@@ -51,6 +68,23 @@ absl::optional<Question> Ask(const std::string& address, int client_port, int se
   if (inet_pton(question.body.sdiag_family, address.c_str(), id.idiag_src) != 1) return {};
   std::memcpy(id.idiag_dst, id.idiag_src, sizeof(id.idiag_src));
   return question;
+}
+
+absl::StatusOr<Reply> Exchange(const Question& question) {
+  const regions::UniqueFd netlink(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+  if (!netlink.ok()) return CannotAsk("socket", errno);
+  sockaddr_nl kernel = {};
+  kernel.nl_family = AF_NETLINK;
+  if (sendto(netlink.get(), &question, sizeof(question), 0,
+             reinterpret_cast<const sockaddr*>(&kernel), sizeof(kernel)) < 0) {
+    return CannotAsk("sendto", errno);
+  }
+  // The answer is there when sendto returns: the kernel writes it within the call.
+  Reply reply = {};
+  const ssize_t size = recv(netlink.get(), &reply, offsetof(Reply, size_bytes), MSG_DONTWAIT);
+  if (size < 0) return CannotAsk("recv", errno);
+  reply.size_bytes = static_cast<size_t>(size);
+  return reply;
 }
 
 // "127.0.0.1" and its port, of gRPC's "ipv4:127.0.0.1:4242"; likewise "ipv6:[::1]:4242", also with
@@ -79,44 +113,24 @@ absl::optional<LoopbackPeer> ReadPeer(absl::string_view peer) {
 absl::StatusOr<uid_t> LoopbackUid(const std::string& address, int client_port, int server_port) {
   const absl::optional<Question> question = Ask(address, client_port, server_port);
   if (!question) return absl::InternalError(absl::StrCat("no loopback address: ", address));
-  const regions::UniqueFd netlink(socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-  if (!netlink.ok()) return CannotAsk("socket", errno);
-  sockaddr_nl kernel = {};
-  kernel.nl_family = AF_NETLINK;
-  if (sendto(netlink.get(), &*question, sizeof(*question), 0,
-             reinterpret_cast<const sockaddr*>(&kernel), sizeof(kernel)) < 0) {
-    return CannotAsk("sendto", errno);
-  }
-  // The answer is there when sendto returns: the kernel writes it within the call.
-  alignas(nlmsghdr) std::array<char, 4096> bytes;
-  const ssize_t size = recv(netlink.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-  if (size < 0) return CannotAsk("recv", errno);
-  nlmsghdr head;
-  if (static_cast<size_t>(size) < sizeof(head)) return CannotAsk("recv", EBADMSG);
-  std::memcpy(&head, bytes.data(), sizeof(head));
+  const absl::StatusOr<Reply> reply = Exchange(*question);
+  if (!reply.ok()) return reply.status();
   const auto missing = [&] {
     return absl::NotFoundError(absl::StrCat("there is no connection from ", address, " port ",
                                             client_port, " to port ", server_port));
   };
-  if (head.nlmsg_type == NLMSG_ERROR) {
-    nlmsgerr error;
-    if (head.nlmsg_len < NLMSG_LENGTH(sizeof(error))) return CannotAsk("answer", EBADMSG);
-    std::memcpy(&error, bytes.data() + NLMSG_HDRLEN, sizeof(error));
-    if (error.error == -ENOENT) return missing();
-    return CannotAsk("answer", -error.error);
+  if (const auto error = reply->As<nlmsgerr>(NLMSG_ERROR)) {
+    if (error->error == -ENOENT) return missing();
+    return CannotAsk("answer", -error->error);
   }
-  inet_diag_msg answer;
-  if (head.nlmsg_type != SOCK_DIAG_BY_FAMILY ||
-      static_cast<size_t>(size) < NLMSG_LENGTH(sizeof(answer))) {
-    return CannotAsk("answer", EBADMSG);
-  }
-  std::memcpy(&answer, bytes.data() + NLMSG_HDRLEN, sizeof(answer));
+  const auto found = reply->As<inet_diag_msg>(SOCK_DIAG_BY_FAMILY);
+  if (!found) return CannotAsk("answer", EBADMSG);
   // The kernel also finds a listener, or the rest of a connection that is over, which is nobody's.
-  if (answer.idiag_state != kEstablished ||
-      answer.id.idiag_dport != htons(static_cast<uint16_t>(server_port))) {
+  if (found->idiag_state != kEstablished ||
+      found->id.idiag_dport != question->body.id.idiag_dport) {
     return missing();
   }
-  return answer.idiag_uid;
+  return found->idiag_uid;
 }
 
 absl::StatusOr<ShmCaller> ShmCallers::Of(absl::string_view peer, absl::string_view tenant) const {
