@@ -135,8 +135,8 @@ absl::StatusOr<uid_t> LoopbackUid(const std::string& address, int client_port, i
 
 absl::StatusOr<ShmCaller> ShmCallers::Of(absl::string_view peer, absl::string_view tenant) const {
   ShmCaller caller;
-  caller.tenant = std::string(tenant);
-  caller.connection = std::string(peer);
+  caller.tenant.assign(tenant.begin(), tenant.end());
+  caller.connection.assign(peer.begin(), peer.end());
   if (absl::StartsWith(peer, "unix:")) {
     caller.connection = "unix:";
     caller.uid = geteuid();
