@@ -317,8 +317,8 @@ class Server::Impl {
     attention_ = std::make_unique<AttentionService>(
         ServerInfo(options_, max_stream_bytes(), devices(), instance_id_,
                    regions_ != nullptr && regions_->takes_cuda_memory()));
-    kserve_ =
-        std::make_unique<KserveService>([this] { return readiness(); }, shm_.get(), Tenants());
+    kserve_ = std::make_unique<KserveService>([this] { return readiness(); }, &metrics_, shm_.get(),
+                                              Tenants());
     raw_ = std::make_unique<RawService>(Parts());
     grpc::ServerBuilder builder;
     ConfigureTransport(builder, options_);

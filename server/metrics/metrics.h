@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "server/job.h"
+#include "server/metrics/inference_statistics.h"
 
 namespace attnd::server {
 
@@ -112,6 +113,9 @@ class Metrics {
   // In Prometheus' text format.
   std::string Serialize();
 
+  // Totals of all requests.
+  InferenceStatistics& inferences() { return inferences_; }
+
   // For tests and drain: totals of the two counters above.
   int64_t received() const;
   int64_t finished() const;
@@ -119,6 +123,7 @@ class Metrics {
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;
+  InferenceStatistics inferences_;
 };
 
 }  // namespace attnd::server

@@ -56,6 +56,9 @@ grpc::ServerGenericBidiReactor* RawService::CreateReactor(
     parts_.metrics->CountCall("stream");
     return ComputeCall::Start(std::make_shared<StreamCall>(parts_, context));
   }
+  if (context->method() == kModelStreamInferMethod) {
+    return KserveStreamCall::Start(parts_, shares_, context);
+  }
   parts_.metrics->CountReceived("unary", 0);
   parts_.metrics->CountFinished(absl::StatusCode::kUnimplemented, Stage::kReceive);
   return new UnknownMethod(*context);

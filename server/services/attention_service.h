@@ -5,7 +5,8 @@
 #include <grpcpp/generic/async_generic_service.h>
 
 #include "attnd/v1/attnd.grpc.pb.h"
-#include "server/services/compute_call.h"
+#include "server/services/compute_parts.h"
+#include "server/services/kserve_stream_call.h"
 
 namespace attnd::server {
 
@@ -30,13 +31,15 @@ class AttentionService final : public v1::AttentionService::WithGenericMethod_Co
 // inferences, and those of methods that do not exist.
 class RawService final : public grpc::CallbackGenericService {
  public:
-  explicit RawService(const ComputeParts& parts) : parts_(parts) {}
+  explicit RawService(const ComputeParts& parts)
+      : parts_(parts), shares_(parts.receive_budget->budget_bytes()) {}
 
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override;
 
  private:
   const ComputeParts parts_;
+  StreamShares shares_;
 };
 
 }  // namespace attnd::server

@@ -5,22 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/grpc_order.h"
-#include "server/log.h"
 #include "server/services/call_facts.h"
 #include "server/services/grpc_status.h"
+#include "server/services/request_steps.h"
 
 namespace attnd::server {
 namespace {
-
-// For refusals that a little patience cures; about the time of a mid-sized batch.
-constexpr int64_t kBusyPushbackMs = 100;
-// How often a decoder that waits for memory looks whether its caller is still there.
-constexpr std::chrono::milliseconds kGoneCheckInterval(50);
-
-absl::Status WithPushback(absl::Status status, int64_t pushback_ms) {
-  SetRetryPushbackMs(status, pushback_ms);
-  return status;
-}
 
 absl::Status DeadlinePassed() { return absl::DeadlineExceededError("the deadline passed"); }
 
@@ -34,6 +24,7 @@ grpc::ServerGenericBidiReactor* ComputeCall::Start(const std::shared_ptr<Compute
 }
 
 void ComputeCall::Admit() {
+  begun_ = parts_.clock->Now();
   inside_gate_ = parts_.gate->Enter();
   if (!inside_gate_) {
     return End(absl::UnavailableError("the server is draining"), Stage::kReceive);
@@ -48,8 +39,7 @@ void ComputeCall::Admit() {
   if (!place.ok()) return End(place.status(), Stage::kReceive);
   place_ = *std::move(place);
 
-  const TimePoint now = parts_.clock->Now();
-  WatchDeadline(ToSteady(context_->deadline(), now), now);
+  WatchDeadline(ToSteady(context_->deadline(), begun_), begun_);
   uint64_t ticket = 0;
   absl::Status status = parts_.receive_budget->Acquire(
       std::min(declared_bytes_ * messages_at_once(), parts_.receive_budget->budget_bytes()),
@@ -136,7 +126,7 @@ void ComputeCall::OnReadDone(bool ok) {
     if (phase_ == Phase::kExpired) return;
     phase_ = Phase::kIdle;
   }
-  if (context_->IsCancelled()) return End(WhyGone(), Stage::kReceive);
+  if (context_->IsCancelled()) return End(Gone(), Stage::kReceive);
   ok ? OnMessage() : OnCallerClosed();
 }
 
@@ -151,9 +141,7 @@ absl::Status ComputeCall::CheckDeclared() const {
 
 void ComputeCall::Post(WorkerPool& workers, std::function<void()> task) {
   if (!workers.TryPost(std::move(task))) {
-    End(WithPushback(absl::ResourceExhaustedError("too many requests wait to be decoded"),
-                     kBusyPushbackMs),
-        Stage::kReceive);
+    End(Busy("too many requests wait to be decoded"), Stage::kReceive);
   }
 }
 
@@ -162,51 +150,15 @@ void ComputeCall::PostSend(std::function<void()> send) {
   if (!parts_.senders->TryPost(send)) send();
 }
 
-// Three blocks' rounding included.
-int64_t ComputeCall::UpperBlockBytes(int64_t payload_bytes) const {
-  const BufferPool& pool = *parts_.payload_pool;
-  return std::min(pool.budget_bytes(),
-                  3 * pool.BlockBytes(1) + pool.BlockBytes(payload_bytes) * 9 / 8);
-}
-
 absl::Status ComputeCall::WhenRoom(const std::function<int64_t()>& needed_bytes, TimePoint deadline,
                                    const std::function<absl::Status()>& attempt) const {
-  BufferPool& pool = *parts_.payload_pool;
-  for (bool may_fit = true;;) {
-    const uint64_t seen = pool.releases();
-    const TimePoint now = parts_.clock->Now();
-    if (now >= deadline) return DeadlinePassed();
-    if (cancelled_) return WhyGone();
-    if (may_fit) {
-      absl::Status status = attempt();
-      if (!absl::IsResourceExhausted(status) || RetryPushbackMs(status)) return status;
-    }
-    pool.WaitForRelease(seen, *parts_.clock, std::min(deadline, now + kGoneCheckInterval));
-    may_fit = pool.used_bytes() + needed_bytes() <= pool.budget_bytes();
-  }
+  return server::WhenRoom(
+      parts_, needed_bytes, deadline, [this] { return cancelled_ ? Gone() : absl::OkStatus(); },
+      attempt);
 }
 
 absl::Status ComputeCall::CompleteRequest(Request& request) const {
-  request.caller = caller_;
-  request.deadline = std::min(request.deadline, deadline_);
-  if (parts_.clock->Now() >= request.deadline) {
-    return absl::DeadlineExceededError("the deadline passed before the request could be queued");
-  }
-  for (const ProblemSlot& slot : request.problems) {
-    if (absl::Status status = parts_.dispatcher->Supports(slot.problem); !status.ok())
-      return status;
-  }
-  const int64_t answer_block_bytes =
-      parts_.answer_pool->BlockBytes(request.output.sent_o_bytes()) +
-      parts_.answer_pool->BlockBytes(request.output.sent_lse_bytes());
-  if (answer_block_bytes > parts_.answer_pool->budget_bytes()) {
-    return WithPushback(
-        absl::ResourceExhaustedError(absl::StrCat(
-            "the answer needs ", answer_block_bytes, " bytes of memory, this server has ",
-            parts_.answer_pool->budget_bytes(), " for answers (half of arena_bytes)")),
-        -1);
-  }
-  return absl::OkStatus();
+  return server::CompleteRequest(parts_, caller_, deadline_, request);
 }
 
 void ComputeCall::Submit(std::unique_ptr<Request> request) {
@@ -230,23 +182,9 @@ void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage s
   const Request& request = job.request();
   if (!answer.ok()) {
     const bool gone = cancelled_ && absl::IsCancelled(answer.status());
-    return End(gone ? WhyGone() : answer.status(), stage);
+    return End(gone ? Gone() : answer.status(), stage);
   }
-  answer->timing.total_us = ToMicroseconds(parts_.clock->Now() - request.arrival);
-  parts_.metrics->ObserveTiming(answer->timing, request.priority);
-  parts_.metrics->CountSent(transport(), request.output.sent_bytes());
-  if (request.leases != nullptr) {
-    parts_.metrics->CountRegionBytes(request.leased_input_bytes,
-                                     request.answer_bytes() - request.output.sent_bytes());
-  }
-  if (LogEnabled(LogLevel::kDebug)) {
-    LogEvent(LogLevel::kDebug, "computed",
-             {{"request_id", request.request_id},
-              {"traceparent", TraceparentOf(context_->client_metadata())},
-              {"batch", answer->batch_id},
-              {"kernel", answer->kernel},
-              {"total_us", answer->timing.total_us}});
-  }
+  CountAnswer(parts_, transport(), request, context_->client_metadata(), *answer);
   SendAnswer(request, *std::move(answer));
 }
 
@@ -259,7 +197,7 @@ void ComputeCall::OnCancel() {
   PassBaton(this);
   cancelled_ = true;
   if (parts_.receive_budget->Cancel(ticket_.load(std::memory_order_acquire))) {
-    return End(WhyGone(), Stage::kReceive);
+    return End(Gone(), Stage::kReceive);
   }
   std::shared_ptr<Job> job;
   {
@@ -272,24 +210,7 @@ void ComputeCall::OnCancel() {
 void ComputeCall::End(const absl::Status& status, Stage stage) {
   Drop();
   CountReceived(0);
-  parts_.metrics->CountFinished(status.code(), stage);
-  // The scheduler counts its own.
-  if (stage == Stage::kReceive) {
-    if (const auto why = RefusalOf(status)) parts_.metrics->CountRefusal(*why);
-    if (RetryPushbackMs(status).value_or(-1) >= 0) parts_.metrics->CountPushback();
-  }
-  if (absl::IsInternal(status)) {
-    LogEvent(LogLevel::kError, "call_failed",
-             {{"stage", StageName(stage)},
-              {"traceparent", TraceparentOf(context_->client_metadata())},
-              {"message", status.message()}});
-  } else if (LogEnabled(LogLevel::kDebug)) {
-    LogEvent(LogLevel::kDebug, "call_refused",
-             {{"stage", StageName(stage)},
-              {"code", absl::StatusCodeToString(status.code())},
-              {"traceparent", TraceparentOf(context_->client_metadata())},
-              {"message", status.message()}});
-  }
+  CountFailure(parts_, status, stage, parts_.clock->Now() - begun_, context_->client_metadata());
   permit_ = ReceivePermit();
   place_ = QueuePlace();
   // What has not been handed to a device holds no region any more (Job).
@@ -302,10 +223,7 @@ void ComputeCall::CountReceived(int64_t payload_bytes) {
   if (!counted_received_.exchange(true)) parts_.metrics->CountReceived(transport(), payload_bytes);
 }
 
-absl::Status ComputeCall::WhyGone() const {
-  if (parts_.clock->Now() >= deadline_) return DeadlinePassed();
-  return absl::CancelledError("the caller cancelled");
-}
+absl::Status ComputeCall::Gone() const { return WhyGone(*parts_.clock, deadline_); }
 
 void ComputeCall::OnDone() {
   PassBaton(this);

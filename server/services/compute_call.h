@@ -10,45 +10,15 @@
 #include <memory>
 
 #include "kernels/sync.h"
-#include "server/executor/dispatcher.h"
 #include "server/job.h"
-#include "server/memory/buffer_pool.h"
 #include "server/memory/receive_budget.h"
-#include "server/metrics/metrics.h"
-#include "server/regions/shm_host.h"
 #include "server/scheduler/scheduler.h"
 #include "server/services/call_facts.h"
-#include "server/services/call_gate.h"
+#include "server/services/compute_parts.h"
 #include "server/services/deadline_watch.h"
 #include "server/services/worker_pool.h"
-#include "server/wire/wire.h"
 
 namespace attnd::server {
-
-// What the calls use of the server. All of it outlives them.
-struct ComputeParts {
-  Clock* clock = nullptr;
-  Metrics* metrics = nullptr;
-  CallGate* gate = nullptr;
-  DeadlineWatch* deadlines = nullptr;
-  ReceiveBudget* receive_budget = nullptr;
-  BufferPool* payload_pool = nullptr;
-  RegionTable* regions = nullptr;  // null: none are taken
-  ShmHost* shm = nullptr;          // null: none is taken
-  // The executor's; only its budget is read here.
-  const BufferPool* answer_pool = nullptr;
-  Dispatcher* dispatcher = nullptr;
-  WorkerPool* decoders = nullptr;
-  WorkerPool* senders = nullptr;
-  // For chunks of streams. Apart from the decoders, which wait for memory that a stream may hold.
-  WorkerPool* copiers = nullptr;
-  wire::Limits limits;
-  TenantSource tenants;
-  // Payload of one stream.
-  int64_t max_stream_bytes = 0;
-  // 0: none.
-  int64_t default_deadline_ms = 0;
-};
 
 // A call is handled as a raw stream, so that nothing of a message is read before there is a permit
 // for it, unary calls included: on the wire they are the same.
@@ -92,10 +62,6 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   // Messages of the declared size that the call may hold.
   virtual int64_t messages_at_once() const { return 1; }
 
-  // Up to this size a message is copied on gRPC's own thread: it lies in this processor's cache,
-  // and another thread would wake up tens of microseconds later and take three times as long.
-  static constexpr int64_t kInlineBytes = int64_t{2} << 20;
-
   // By the owner, who is none any more: the next message, or the caller's end, comes.
   void ReadOn();
   // By who is not the owner, while gRPC reads or is about to: ends the call with `why` in the
@@ -105,14 +71,10 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   void ReceivedAll();
   // OK, or INVALID_ARGUMENT if message_ is larger than was declared.
   absl::Status CheckDeclared() const;
-  // Fills in what the call knows, and refuses what can never be served.
+  // The steps of request_steps.h.
   absl::Status CompleteRequest(Request& request) const;
-  // Repeats `attempt` until it is not for want of memory that it fails. A full pool empties itself
-  // as answers are computed, so the call waits for its turn here, and those behind it wait for it.
-  // `needed_bytes` gives an upper bound of what the attempt takes of the payload pool.
   absl::Status WhenRoom(const std::function<int64_t()>& needed_bytes, TimePoint deadline,
                         const std::function<absl::Status()>& attempt) const;
-  int64_t UpperBlockBytes(int64_t payload_bytes) const;
   void Submit(std::unique_ptr<Request> request);
   // Runs `task`, which ends the call or hands it on, on a worker; ends it if too many wait.
   void Post(WorkerPool& workers, std::function<void()> task);
@@ -123,7 +85,7 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   void End(const absl::Status& status, Stage stage);
   // The first of its calls counts.
   void CountReceived(int64_t payload_bytes);
-  absl::Status WhyGone() const;
+  absl::Status Gone() const;
   grpc::Status CountedOk();
 
   const ComputeParts& parts_;
@@ -147,6 +109,7 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   void JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage stage);
 
   std::shared_ptr<ComputeCall> self_;  // until OnDone
+  TimePoint begun_{};
   DeadlineWatch::Entry watched_;
   bool inside_gate_ = false;
   Caller caller_;

@@ -46,6 +46,21 @@ void FillConfig(const Tensor& tensor, ToTensor& to) {
   AddAnyExtents(tensor.rank, *to.mutable_dims());
 }
 
+void FillDuration(int64_t count, int64_t us, inference::StatisticDuration& to) {
+  to.set_count(static_cast<uint64_t>(count));
+  to.set_ns(static_cast<uint64_t>(us) * 1000);
+}
+
+// The times of a batch are in each of its requests.
+void FillBatch(int64_t size, const InferenceStatistics::Times& of,
+               inference::InferBatchStatistics& to) {
+  const int64_t batches = of.batches(size);
+  to.set_batch_size(static_cast<uint64_t>(size));
+  FillDuration(batches, of.upload_us / size, *to.mutable_compute_input());
+  FillDuration(batches, of.run_us / size, *to.mutable_compute_infer());
+  FillDuration(batches, of.download_us / size, *to.mutable_compute_output());
+}
+
 }  // namespace
 
 inference::ModelMetadataResponse ModelMetadataOf() {
@@ -69,6 +84,29 @@ inference::ModelConfig ModelConfigOf() {
   for (const Tensor& output : kOutputs) FillConfig(output, *config.add_output());
   config.mutable_model_transaction_policy()->set_decoupled(false);
   return config;
+}
+
+inference::ModelStatistics ModelStatisticsOf(const InferenceStatistics::Totals& totals) {
+  const InferenceStatistics::Times& answered = totals.answered;
+  inference::ModelStatistics model;
+  model.set_name(wire::kModelName);
+  model.set_version(wire::kModelVersion);
+  model.set_last_inference(static_cast<uint64_t>(totals.last_answer_ms));
+  model.set_inference_count(static_cast<uint64_t>(answered.requests));
+  model.set_execution_count(static_cast<uint64_t>(totals.batches()));
+  inference::InferStatistics& stats = *model.mutable_inference_stats();
+  FillDuration(answered.requests, answered.total_us, *stats.mutable_success());
+  FillDuration(totals.failed, totals.failed_us, *stats.mutable_fail());
+  FillDuration(answered.requests, answered.queue_us, *stats.mutable_queue());
+  FillDuration(answered.requests, answered.upload_us, *stats.mutable_compute_input());
+  FillDuration(answered.requests, answered.run_us, *stats.mutable_compute_infer());
+  FillDuration(answered.requests, answered.download_us, *stats.mutable_compute_output());
+  FillDuration(0, 0, *stats.mutable_cache_hit());
+  FillDuration(0, 0, *stats.mutable_cache_miss());
+  for (const auto& [size, times] : totals.by_batch_size) {
+    FillBatch(size, times, *model.add_batch_stats());
+  }
+  return model;
 }
 
 }  // namespace attnd::server

@@ -80,7 +80,8 @@ grpc::ServerUnaryReactor* KserveService::ServerMetadata(
     inference::ServerMetadataResponse* response) {
   response->set_name("attnd");
   response->set_version(ATTND_VERSION);
-  for (const char* extension : {"schedule_policy", "model_configuration", "parameters"}) {
+  for (const char* extension :
+       {"schedule_policy", "model_configuration", "parameters", "statistics"}) {
     response->add_extensions(extension);
   }
   if (shm_ != nullptr) response->add_extensions("system_shared_memory");
@@ -99,6 +100,15 @@ grpc::ServerUnaryReactor* KserveService::ModelConfig(grpc::CallbackServerContext
                                                      inference::ModelConfigResponse* response) {
   *response->mutable_config() = ModelConfigOf();
   return End(*context, wire::CheckModel(request->name(), request->version()));
+}
+
+grpc::ServerUnaryReactor* KserveService::ModelStatistics(
+    grpc::CallbackServerContext* context, const inference::ModelStatisticsRequest* request,
+    inference::ModelStatisticsResponse* response) {
+  *response->add_model_stats() = ModelStatisticsOf(metrics_->inferences().totals());
+  const bool is_all = request->name().empty() && request->version().empty();
+  return End(*context,
+             is_all ? absl::OkStatus() : wire::CheckModel(request->name(), request->version()));
 }
 
 grpc::ServerUnaryReactor* KserveService::RepositoryIndex(

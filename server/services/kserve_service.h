@@ -8,6 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "inference/grpc_service.grpc.pb.h"
+#include "server/metrics/metrics.h"
 #include "server/regions/shm_host.h"
 #include "server/services/call_facts.h"
 #include "server/services/http_service.h"
@@ -15,6 +16,8 @@
 namespace attnd::server {
 
 inline constexpr char kModelInferMethod[] = "/inference.GRPCInferenceService/ModelInfer";
+inline constexpr char kModelStreamInferMethod[] =
+    "/inference.GRPCInferenceService/ModelStreamInfer";
 
 // Why a method of that protocol is not here; absent: it is, or is none of its.
 absl::optional<absl::string_view> WhyNoKserveMethod(absl::string_view method);
@@ -40,17 +43,21 @@ using KserveMethods = KserveInferences::WithCallbackMethod_ServerLive<
             KserveInferences::WithCallbackMethod_ServerMetadata<
                 KserveInferences::WithCallbackMethod_ModelMetadata<
                     KserveInferences::WithCallbackMethod_ModelConfig<
-                        KserveInferences::WithCallbackMethod_RepositoryIndex<
-                            KserveMemoryMethods>>>>>>>;
+                        KserveInferences::WithCallbackMethod_ModelStatistics<
+                            KserveInferences::WithCallbackMethod_RepositoryIndex<
+                                KserveMemoryMethods>>>>>>>>;
 
 // Registers that protocol by its names, so that reflection knows it.
 class KserveService final : public KserveMethods {
  public:
-  // `readiness` is callable, on any thread, while this lives. `shm` outlives it; null: no memory is
-  // taken by name.
-  explicit KserveService(std::function<Readiness()> readiness, ShmHost* shm = nullptr,
-                         TenantSource tenants = {})
-      : readiness_(std::move(readiness)), shm_(shm), tenants_(std::move(tenants)) {}
+  // `readiness` is callable, on any thread, while this lives. `metrics` and `shm` outlive it; shm
+  // null: no memory is taken by name.
+  KserveService(std::function<Readiness()> readiness, Metrics* metrics, ShmHost* shm,
+                TenantSource tenants)
+      : readiness_(std::move(readiness)),
+        metrics_(metrics),
+        shm_(shm),
+        tenants_(std::move(tenants)) {}
 
   grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
                                        const inference::ServerLiveRequest* request,
@@ -70,6 +77,9 @@ class KserveService final : public KserveMethods {
   grpc::ServerUnaryReactor* ModelConfig(grpc::CallbackServerContext* context,
                                         const inference::ModelConfigRequest* request,
                                         inference::ModelConfigResponse* response) override;
+  grpc::ServerUnaryReactor* ModelStatistics(grpc::CallbackServerContext* context,
+                                            const inference::ModelStatisticsRequest* request,
+                                            inference::ModelStatisticsResponse* response) override;
   grpc::ServerUnaryReactor* RepositoryIndex(grpc::CallbackServerContext* context,
                                             const inference::RepositoryIndexRequest* request,
                                             inference::RepositoryIndexResponse* response) override;
@@ -107,6 +117,7 @@ class KserveService final : public KserveMethods {
   bool is_ready() const { return readiness_() == Readiness::kReady; }
 
   const std::function<Readiness()> readiness_;
+  Metrics* const metrics_;
   ShmHost* const shm_;
   const TenantSource tenants_;
 };

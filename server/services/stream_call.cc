@@ -7,6 +7,7 @@
 #include "server/grpc_order.h"
 #include "server/services/call_facts.h"
 #include "server/services/message_bytes.h"
+#include "server/services/request_steps.h"
 
 namespace attnd::server {
 namespace {
@@ -85,13 +86,15 @@ absl::Status StreamCall::ReadHeader() {
   absl::Status status = CheckStreamSize(sizes.total(), parts_.max_stream_bytes);
   if (status.ok()) status = CompleteRequest(**request);
   if (!status.ok()) return status;
-  return WhenRoom([&] { return UpperBlockBytes(sizes.total()); }, (*request)->deadline, [&] {
-    auto upload = wire::Upload::Begin(*request, sizes, *parts_.payload_pool);
-    if (!upload.ok()) return upload.status();
-    MutexLock lock(upload_mutex_);
-    upload_ = *std::move(upload);
-    return absl::OkStatus();
-  });
+  return WhenRoom([&] { return UpperBlockBytes(*parts_.payload_pool, sizes.total()); },
+                  (*request)->deadline,
+                  [&] {
+                    auto upload = wire::Upload::Begin(*request, sizes, *parts_.payload_pool);
+                    if (!upload.ok()) return upload.status();
+                    MutexLock lock(upload_mutex_);
+                    upload_ = *std::move(upload);
+                    return absl::OkStatus();
+                  });
 }
 
 absl::Status StreamCall::CopyChunk() {
@@ -186,7 +189,7 @@ bool StreamCall::NextMessage(grpc::ByteBuffer& message) {
 void StreamCall::OnWriteDone(bool ok) {
   PassBaton(this);
   outgoing_.Clear();
-  if (!ok) return End(WhyGone(), Stage::kDone);
+  if (!ok) return End(Gone(), Stage::kDone);
   WriteNext();
 }
 

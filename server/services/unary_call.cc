@@ -6,20 +6,9 @@
 #include "server/grpc_order.h"
 #include "server/services/call_facts.h"
 #include "server/services/message_bytes.h"
+#include "server/services/request_steps.h"
 
 namespace attnd::server {
-namespace {
-
-// Up to this size an answer is handed to gRPC by the thread that has it: to wake a sender costs
-// more than to write it to the socket.
-constexpr int64_t kSmallAnswerBytes = int64_t{64} << 10;
-
-// Whether room in the pool may cure it, as ComputeCall::WhenRoom has it.
-bool IsForWantOfRoom(const absl::Status& status) {
-  return absl::IsResourceExhausted(status) && !RetryPushbackMs(status);
-}
-
-}  // namespace
 
 void UnaryCall::OnMessage() {
   if (has_message_) {
@@ -68,7 +57,8 @@ absl::StatusOr<std::unique_ptr<Request>> UnaryCall::DecodeOnce(int64_t max_share
 void UnaryCall::Decode() {
   absl::StatusOr<std::unique_ptr<Request>> request;
   const auto needed_bytes = [&] {
-    return UpperBlockBytes(static_cast<int64_t>(message_.Length()) + shared_input_bytes());
+    return UpperBlockBytes(*parts_.payload_pool,
+                           static_cast<int64_t>(message_.Length()) + shared_input_bytes());
   };
   const absl::Status status = WhenRoom(needed_bytes, deadline_, [&] {
     request = DecodeOnce(wire::Inference::kAllBytes);

@@ -227,6 +227,21 @@ TEST(CallGateTest, IsShutForNewcomersAndWaitsForThoseInside) {
   leaver.join();
 }
 
+TEST(CallGateTest, WhoWatchesIsToldOnceUnlessForgotten) {
+  CallGate gate;
+  int told = 0;
+  const int first = 0, second = 0;
+  ASSERT_TRUE(gate.Watch(&first, [&] { ++told; }));
+  ASSERT_TRUE(gate.Watch(&second, [&] { told += 100; }));
+  gate.Forget(&second);
+  gate.Forget(&second);
+  gate.Shut();
+  gate.Shut();
+  EXPECT_EQ(told, 1);
+  EXPECT_FALSE(gate.Watch(&second, [&] { ++told; }));
+  gate.Forget(&first);
+}
+
 TEST(MessageBytesTest, ABufferGoesBackOnlyWhenItsSliceIsGone) {
   BufferPool pool(1 << 20);
   Answer answer;
