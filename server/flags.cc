@@ -63,9 +63,9 @@ ABSL_FLAG(int64_t, max_batch_delay_us, Defaults().scheduler.max_batch_delay_us,
           "Negative: refused.");
 ABSL_FLAG(
     int64_t, max_slice_us, Defaults().scheduler.max_slice_us,
-    "Device time that a batch is predicted to take at most, in microseconds; a longer request "
-    "runs alone. So long a new request waits for one that runs. 0: no bound. Negative: "
-    "refused.");
+    "Device time that a new request waits at most for others that run, as predicted, in "
+    "microseconds: a batch takes a quarter of it, and a longer request runs alone. 0: no bound. "
+    "Negative: refused.");
 ABSL_FLAG(int64_t, max_queue_ms, Defaults().scheduler.max_queue_ms,
           "Predicted device time of the requests that may wait for a device, in milliseconds; more "
           "are refused. 0: no bound. Negative: refused.");

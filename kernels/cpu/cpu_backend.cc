@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/decode_kernel.h"
 #include "kernels/cpu/flash_kernel.h"
+#include "kernels/cpu/give_turn.h"
 #include "kernels/cpu/split_results.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/tiles.h"
@@ -86,6 +87,7 @@ class CpuBackend final : public Backend {
       void* scratch = memory + worker * scratch_bytes;
       for (int64_t i = next.fetch_add(1); i < list.size(); i = next.fetch_add(1)) {
         RunItem(list.At(i), splits, scratch);
+        GiveTurn();
       }
     });
     return absl::OkStatus();

@@ -43,9 +43,9 @@ inline constexpr std::chrono::seconds kPlaceHeld{1};
 //   - of the device time that is handed out while it has requests waiting, a tenant gets
 //     weight / (weights of all that have), to within one request of its own and one of each other;
 //   - a tenant that had nothing waiting is in the next batch, however much others have: it waits
-//     for what has been handed out and for its own batch, each of half of max_slice_us (unless one
-//     request alone takes longer and cannot be cut), and for max_batch_delay_us. On a CPU one batch
-//     or slice has been handed out, on a GPU there may be three.
+//     for what has been handed out and for its own batch, each of a quarter of max_slice_us (unless
+//     one request alone takes longer and cannot be cut), and for max_batch_delay_us. On a CPU one
+//     batch or slice has been handed out, on a GPU there may be three.
 //
 // Within a tenant: level, then deadline, then arrival. A request starts at its priority's level and
 // rises by one after each kAgeStep since its arrival; at level 0, above every priority, deadlines
@@ -99,7 +99,7 @@ class BatchQueue {
   // kNever if the queue is empty. Moves only when something is added or taken.
   TimePoint BatchDue() const;
   // The next batch: up to max_batch_problems requests in order, up to the first that would take the
-  // batch past max_batch_bytes or half of max_slice_us. Never passes a request over for a smaller
+  // batch past max_batch_bytes or a quarter of max_slice_us. Never passes a request over for a smaller
   // one, but for those that are predicted to take longer than `longest`.
   std::vector<JobPtr> TakeBatch(TimePoint now, Duration longest = Duration::max());
 

@@ -11,6 +11,10 @@
 namespace attnd::server {
 namespace {
 
+// What a new request may wait for: those that have been handed out, one on a CPU and up to three on
+// a GPU, and its own.
+constexpr int kBatchesOfASlice = 4;
+
 // What a caller may send before the server reads: HTTP/2's first window.
 constexpr int64_t kFirstWindowBytes = 65535;
 
@@ -304,7 +308,7 @@ class Scheduler::Impl {
 
 Duration MaxBatchTime(const SchedulerOptions& options) {
   if (options.max_slice_us == 0) return Duration::max();
-  return std::max<Duration>(microseconds(options.max_slice_us) / 2, microseconds(1));
+  return std::max<Duration>(microseconds(options.max_slice_us) / kBatchesOfASlice, microseconds(1));
 }
 
 Scheduler::Scheduler(const SchedulerOptions& options, Clock* clock, Metrics* metrics)

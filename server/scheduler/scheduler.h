@@ -32,9 +32,9 @@ struct SchedulerOptions {
   int64_t max_batch_bytes = int64_t{256} << 20;
   // ... or when its oldest request has waited this long; 0: as soon as an executor asks.
   int64_t max_batch_delay_us = 0;
-  // ... or before the request that would take its predicted device time past half of this (a longer
-  // one runs alone): a new request then waits no longer than this for the batch that runs and for
-  // those that run with it. 0: no bound.
+  // ... or before the request that would take its predicted device time past a quarter of this (a
+  // longer one runs alone): a new request then waits no longer than this for the batches that have
+  // been handed out, up to three, and for those that run with it. 0: no bound.
   int64_t max_slice_us = 20'000;
   // Predicted device time that may wait; beyond, Submit refuses, but never a request that would
   // wait alone. 0: no bound.

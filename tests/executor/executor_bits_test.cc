@@ -139,7 +139,7 @@ TEST(ExecutorBits, S38WhateverRunsBesideARequestItsBitsAreItsOwn) {
     SteadyClock clock;
     Metrics metrics;
     Counts counts;
-    Scheduler scheduler({.max_batch_problems = 16, .max_slice_us = in_slices ? 20 : 0}, &clock,
+    Scheduler scheduler({.max_batch_problems = 16, .max_slice_us = in_slices ? 40 : 0}, &clock,
                         &metrics);
     auto executor = std::make_unique<Executor>(ExecutorOptions(), &scheduler, device->get(), &pool,
                                                &clock, &metrics);

@@ -75,7 +75,7 @@ class ExecutorSlicesTest : public ::testing::Test {
   Metrics metrics_;
   BufferPool pool_{1 << 16};
   fakes::FakeDevice device_;
-  Scheduler scheduler_{{.max_slice_us = 2}, &clock_, &metrics_};
+  Scheduler scheduler_{{.max_slice_us = 4}, &clock_, &metrics_};
   int runs_ = 0;  // on the executor's thread
   std::function<void(const std::string&, int)> on_run_;
   std::vector<std::unique_ptr<Probe>> probes_;

@@ -1,20 +1,21 @@
 """More than a server can do: it does as much as ever, refuses the rest at once, and what it takes is answered in time."""
 
+import statistics
 import threading
 
 from scenario import Load, assert_agree, assert_only_these_ran, cpu_seconds, growth, load, rss_bytes, seconds, serving, undisturbed
 
-# About 13 ms on a processor of 2026, and little to carry: 768 KiB a call.
-LONG = ("--q_heads=1", "--q_len=2048")
+# 30 ms on a processor of 2026 with AMX, 110 without, and 2.3 MiB to carry.
+LONG = ("--q_heads=1", "--q_len=6144")
 MAX_QUEUE_MS = 1000
 
 # An answer waits for what was queued (at most the bound, as predicted), for the batch before it, and runs; and predictions of one
 # processor's time, of which receiving takes a part meanwhile, are too low by that part.
 OF_BOUND = 1.5
 
-# The aim is 0.9. On two processors of a virtual machine 0.78 to 0.95 were measured (RESULTS.md): to refuse 650 calls a second takes an eighth
-# of the server's processor, and the kernels themselves are up to a quarter slower meanwhile. It was 0.6 when refused calls were received.
-GOODPUT = 0.7
+# To refuse a call takes 0.2 ms of the server's processor (RESULTS.md), and 9 are refused for each that is answered. In a short run the speed of a
+# virtual machine changes as much between the steps.
+GOODPUT, GOODPUT_SHORT = 0.9, 0.75
 
 
 class Watch(threading.Thread):
@@ -52,21 +53,24 @@ def overload(folder, duration_s, percentile):
         watch = Watch(server)
         row = flood.row()
         rss = watch.stop()
+        row_cpu = meter.per_cpu_second(row)
+        after = load(server, *LONG, "--concurrency=8", "--duration=3s")
         ratios = {
             "offered": row["offered_per_s"] / capacity["answered_per_s"],
-            "goodput": row["answered_per_s"] / capacity["answered_per_s"],
-            "goodput_by_cpu": meter.per_cpu_second(row) / capacity_cpu,
+            "goodput": row["answered_per_s"] / statistics.mean(one["answered_per_s"] for one in (capacity, after)),
+            "goodput_by_cpu": row_cpu / capacity_cpu,
             percentile + "_of_bound": row[percentile] / (MAX_QUEUE_MS * 1e3),
             "rss_growth": growth(rss),
         }
-        runs = [round(one["stage_mean_us"]["run"]) for one in (capacity, row)]
+        runs = [round(one["stage_mean_us"]["run"]) for one in (capacity, row, after)]
         print(f"capacity {capacity['answered_per_s']:.1f}/s", ratios, row["failed_by_code"], f"rss {max(rss) >> 20} MiB, run {runs} us")
         assert set(row["failed_by_code"]) == {"RESOURCE_EXHAUSTED"} and row["verified"] > 0
-        assert_agree(server, taught, capacity, row)
+        assert_agree(server, taught, capacity, row, after)
         assert_only_these_ran(server)
         assert ratios["offered"] > 9, ratios
+        goodput = GOODPUT if duration_s >= 30 else GOODPUT_SHORT
         # Where the processor was not the server's alone, by what it got of it.
-        assert ratios["goodput" if percentile == "p99_us" else "goodput_by_cpu"] >= GOODPUT, ratios
+        assert ratios["goodput" if percentile == "p99_us" else "goodput_by_cpu"] >= goodput, ratios
         assert ratios[percentile + "_of_bound"] <= OF_BOUND, ratios
         assert ratios["rss_growth"] <= 1.05, ratios
 

@@ -105,7 +105,7 @@ TEST_F(BatchQueueTest, ABatchClosesByBytesAndPassesNobodyOver) {
 }
 
 TEST_F(BatchQueueTest, ABatchClosesByPredictedTimeAndALongerRequestRunsAlone) {
-  BatchQueue queue({.max_batch_delay_us = 1000, .max_slice_us = 200});
+  BatchQueue queue({.max_batch_delay_us = 1000, .max_slice_us = 400});
   queue.Add(MakeJob({.id = "a", .arrival = t0_, .predicted = microseconds(60)}));
   EXPECT_GT(queue.BatchDue(), t0_);
   queue.Add(MakeJob({.id = "b", .arrival = t0_, .predicted = microseconds(40)}));
@@ -122,7 +122,7 @@ TEST_F(BatchQueueTest, ABatchClosesByPredictedTimeAndALongerRequestRunsAlone) {
 }
 
 TEST_F(BatchQueueTest, LongRequestsArePassedOverWhereOnlyShortOnesAreAskedFor) {
-  BatchQueue queue({.max_slice_us = 200});
+  BatchQueue queue({.max_slice_us = 400});
   queue.SetTenants({{"a", 1}, {"b", 1}, {"default", 1}});
   const auto add = [&](const char* id, const char* tenant, Duration predicted) {
     queue.Add(MakeJob({.id = id, .arrival = t0_, .tenant = tenant, .predicted = predicted}));

@@ -282,7 +282,7 @@ TEST_F(SchedulerTest, S22AStormOfShortDeadlinesRunsNothing) {
 }
 
 TEST_F(SchedulerTest, FillIsThatOfTheNearestLimit) {
-  Start({.max_batch_problems = 4, .max_batch_bytes = 1000, .max_slice_us = 200});
+  Start({.max_batch_problems = 4, .max_batch_bytes = 1000, .max_slice_us = 400});
   Probe a({.arrival = now(), .answer_bytes = 600});
   Probe b({.arrival = now(), .answer_bytes = 100});
   EXPECT_DOUBLE_EQ(scheduler_->FillOf({b.job()}), 0.25);

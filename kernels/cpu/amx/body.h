@@ -15,6 +15,7 @@
 #include "kernels/cpu/amx/softmax.h"
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/flash_kernel.h"
+#include "kernels/cpu/give_turn.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): internal linkage is the point, see flash_kernel.h.
 namespace attnd::kernels::cpu::amx {
@@ -70,6 +71,7 @@ class Task {
     for (int64_t chunk = RoundDown(keys.begin, kChunk); chunk < keys.end; chunk += kChunk) {
       PackChunk(chunk, keys);
       RunChunk();
+      GiveTurn();
     }
     ReleaseTiles();
     Finish();
