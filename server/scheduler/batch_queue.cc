@@ -13,6 +13,11 @@ int StartLevel(int priority) {
 
 int64_t BytesOf(const Request& request) { return request.payload_bytes() + request.answer_bytes(); }
 
+// Of the sums that the pace is from, at each batch: a few dozen count.
+constexpr double kPaceKept = 0.97;
+// A device that stood still for a while is not that slow.
+constexpr double kSlowestPace = 2;
+
 double ToSeconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 }  // namespace
@@ -179,6 +184,7 @@ std::vector<JobPtr> BatchQueue::TakeBatch(TimePoint now, Duration longest) {
   std::vector<JobPtr> jobs;
   int64_t batch_bytes = 0;
   Duration predicted{};
+  Duration taken{};
   while (static_cast<int64_t>(jobs.size()) < options_.max_batch_problems) {
     Entry* const entry = Next(longest);
     if (entry == nullptr) break;
@@ -188,9 +194,26 @@ std::vector<JobPtr> BatchQueue::TakeBatch(TimePoint now, Duration longest) {
     if (!jobs.empty() && !fits) break;
     virtual_s_ = std::max(virtual_s_, entry->tenant->start_s);
     Charge(*entry->tenant, *entry->job, 1);
+    taken += entry->job->predicted();
     jobs.push_back(Extract(entry));
   }
+  LearnPace(now, taken);
   return jobs;
+}
+
+void BatchQueue::LearnPace(TimePoint now, Duration taken) {
+  if (taken_at_ != kNever) {
+    predicted_lately_s_ = predicted_lately_s_ * kPaceKept + ToSeconds(taken_);
+    passed_lately_s_ = passed_lately_s_ * kPaceKept + ToSeconds(now - taken_at_);
+  }
+  taken_at_ = empty() ? kNever : now;
+  taken_ = taken;
+}
+
+Duration BatchQueue::AtPace(Duration predicted) const {
+  if (predicted_lately_s_ <= 0) return predicted;
+  const double pace = std::clamp(passed_lately_s_ / predicted_lately_s_, 1.0, kSlowestPace);
+  return std::chrono::duration_cast<Duration>(predicted * pace);
 }
 
 std::vector<TenantFacts> BatchQueue::tenants() {

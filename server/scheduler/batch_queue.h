@@ -57,6 +57,8 @@ inline constexpr std::chrono::seconds kPlaceHeld{1};
 // Admission: bounds on requests, bytes and predicted time, for all and for each tenant; what a
 // tenant's spec leaves open is its weight's share of the bounds for all, so that no tenant fills
 // the queue. Where a tenant has nothing waiting, its bounds on bytes and time do not refuse it.
+// Predicted time counts as what it takes lately: on a processor that receives calls too, or where
+// predictions are too low, more than itself.
 // Calls whose message is on its way can be counted in (HoldPlace), so that no more are received
 // than there will be room for.
 //
@@ -99,8 +101,8 @@ class BatchQueue {
   // kNever if the queue is empty. Moves only when something is added or taken.
   TimePoint BatchDue() const;
   // The next batch: up to max_batch_problems requests in order, up to the first that would take the
-  // batch past max_batch_bytes or a quarter of max_slice_us. Never passes a request over for a smaller
-  // one, but for those that are predicted to take longer than `longest`.
+  // batch past max_batch_bytes or a quarter of max_slice_us. Never passes a request over for a
+  // smaller one, but for those that are predicted to take longer than `longest`.
   std::vector<JobPtr> TakeBatch(TimePoint now, Duration longest = Duration::max());
 
   // kNever if no request has one.
@@ -200,6 +202,9 @@ class BatchQueue {
   absl::Status CheckTotalBounds(const Amount& there, const Amount& more) const;
   absl::Status CheckTenantBounds(const Tenant& tenant, const Amount& there,
                                  const Amount& more) const;
+  // How long what is predicted to take so long takes, by the pace of the batches taken lately.
+  Duration AtPace(Duration predicted) const;
+  void LearnPace(TimePoint now, Duration taken);
   // About how long until what waits before a new request of the tenant's has run.
   Duration WaitOf(const Tenant& tenant) const;
   void FillInBounds();
@@ -227,6 +232,12 @@ class BatchQueue {
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;  // few: looked through for each request
   Tenant* default_tenant_ = nullptr;
   double virtual_s_ = 0;  // start of the request taken last
+  // Sums over the batches taken lately of what they were predicted to take, and of the time until
+  // the next was taken, where there always was a next.
+  double predicted_lately_s_ = 0;
+  double passed_lately_s_ = 0;
+  TimePoint taken_at_ = kNever;  // the last of them; kNever: nothing is left
+  Duration taken_{};
   int64_t last_sequence_ = 0;
   int64_t first_sequence_ = 0;
 };

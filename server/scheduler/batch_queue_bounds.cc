@@ -105,19 +105,19 @@ void BatchQueue::LetGo(uint64_t place) {
 absl::Status BatchQueue::CheckTotalBounds(const Amount& there, const Amount& more) const {
   if (there.requests >= options_.max_queue_requests) {
     return Full(
-        Refusal::kQueueRequests, there.predicted,
+        Refusal::kQueueRequests, AtPace(there.predicted),
         absl::StrCat("the queue is full: ", there.requests,
                      " requests wait, max_queue_requests is ", options_.max_queue_requests));
   }
   if (more.bytes > options_.max_queue_bytes - there.bytes) {
     return Full(
-        Refusal::kQueueBytes, there.predicted,
+        Refusal::kQueueBytes, AtPace(there.predicted),
         absl::StrCat("the queue is full: ", there.bytes, " bytes wait and this request has ",
                      more.bytes, ", max_queue_bytes is ", options_.max_queue_bytes));
   }
   if (options_.max_queue_ms > 0 && there.requests > 0 &&
-      there.predicted + more.predicted > std::chrono::milliseconds(options_.max_queue_ms)) {
-    return Full(Refusal::kQueueTime, there.predicted,
+      AtPace(there.predicted + more.predicted) > std::chrono::milliseconds(options_.max_queue_ms)) {
+    return Full(Refusal::kQueueTime, AtPace(there.predicted),
                 absl::StrCat("the queue is full: ", ToMicroseconds(there.predicted),
                              " us of device time wait and this request takes at least ",
                              ToMicroseconds(more.predicted), " us, max_queue_ms is ",
@@ -143,7 +143,8 @@ absl::Status BatchQueue::CheckTenantBounds(const Tenant& tenant, const Amount& t
                 absl::StrCat(who(), there.bytes, " bytes wait and this request has ", more.bytes,
                              ", its bound is ", tenant.max_bytes));
   }
-  if (options_.max_queue_ms > 0 && there.predicted + more.predicted > tenant.max_predicted) {
+  if (options_.max_queue_ms > 0 &&
+      AtPace(there.predicted + more.predicted) > tenant.max_predicted) {
     return Full(Refusal::kTenantTime, WaitOf(tenant),
                 absl::StrCat(who(), ToMicroseconds(there.predicted),
                              " us of device time wait and this request takes at least ",
@@ -161,7 +162,7 @@ Duration BatchQueue::WaitOf(const Tenant& tenant) const {
   const double own =
       ToSeconds(tenant.waiting.predicted) * weights / static_cast<double>(tenant.spec.weight);
   const std::chrono::duration<double> wait(std::min(own, ToSeconds(predicted())));
-  return std::chrono::duration_cast<Duration>(wait);
+  return AtPace(std::chrono::duration_cast<Duration>(wait));
 }
 
 }  // namespace attnd::server

@@ -278,6 +278,34 @@ TEST_F(BatchQueueTest, PredictedTimeIsBoundedAndIsThePushback) {
   queue.TakeAll();
 }
 
+// What was predicted to take 10 ms takes 15.
+TEST_F(BatchQueueTest, PredictedTimeCountsAsWhatItTakesLately) {
+  BatchQueue queue({.max_batch_problems = 1, .max_queue_ms = 100});
+  const auto add = [&] { queue.Add(MakeJob({.arrival = t0_, .predicted = milliseconds(10)})); };
+  add();
+  TimePoint now = t0_;
+  for (int i = 0; i < 50; ++i) {
+    add();
+    queue.TakeBatch(now);
+    now += milliseconds(15);
+  }
+  for (int i = 0; i < 4; ++i) add();  // beside the one that is left: 75 ms
+  EXPECT_TRUE(queue.Admit(*MakeJob({.predicted = milliseconds(16)}), t0_).ok()) << "99 ms";
+  const absl::Status full = queue.Admit(*MakeJob({.predicted = milliseconds(17)}), t0_);
+  EXPECT_EQ(RefusalOf(full), Refusal::kQueueTime);
+  EXPECT_EQ(RetryPushbackMs(full).value_or(0), 75);
+  // Not while nothing waits, and not beyond reason.
+  queue.TakeAll();
+  for (int i = 0; i < 200; ++i) {
+    add();
+    queue.TakeBatch(now);
+    now += seconds(1);
+  }
+  add();
+  EXPECT_TRUE(queue.Admit(*MakeJob({.predicted = milliseconds(56)}), t0_).ok());
+  queue.TakeAll();
+}
+
 // A call whose message has not come is taken to be as those that wait, or smaller as it is smaller.
 TEST_F(BatchQueueTest, ACallBeforeItsMessageFindsRoomAsTheMeanOfThoseThatWait) {
   BatchQueue queue({.max_queue_ms = 100});
