@@ -97,9 +97,15 @@ struct Request {
   std::unique_ptr<RegionLeases> leases;
   int64_t leased_input_bytes = 0;  // of payload_bytes()
   GpuTensors gpu;                  // of those that are leased
+  // Copied from the caller's shared memory, of payload_bytes(), and to it, of answer_bytes().
+  int64_t shm_input_bytes = 0;
+  int64_t shm_output_bytes = 0;
 
   int64_t payload_bytes() const { return q.size_bytes() + k.size_bytes() + v.size_bytes(); }
   int64_t answer_bytes() const { return output.o_bytes + output.lse_bytes; }
+  // Of each, what comes and goes with messages.
+  int64_t received_bytes() const { return payload_bytes() - leased_input_bytes - shm_input_bytes; }
+  int64_t sent_bytes() const { return output.sent_bytes() - shm_output_bytes; }
   // Of both, what takes memory of the server's: not what lies in regions.
   int64_t held_bytes() const { return payload_bytes() - leased_input_bytes + output.sent_bytes(); }
 };

@@ -83,7 +83,7 @@ class Metrics {
   void CountReceived(const char* transport, int64_t payload_bytes);
   void CountFinished(absl::StatusCode code, Stage stage);
   void CountSent(const char* transport, int64_t payload_bytes);
-  // Of one call, used where they lay.
+  // Of one call, in memory of its caller's: used where they lay, or copied by name.
   void CountRegionBytes(int64_t read_bytes, int64_t written_bytes);
   void CountPushback();
   void CountRefusal(Refusal refusal);

@@ -184,7 +184,7 @@ void KserveStreamCall::Decoded(const TurnPtr& turn,
   Advance();  // reads on, before this one is computed, perhaps on this very thread
   absl::Status status = request.status();
   if (status.ok()) {
-    CountReceived(*turn, (*request)->payload_bytes());
+    CountReceived(*turn, (*request)->received_bytes());
     status = CompleteRequest(parts_, caller_, turn->deadline, **request);
   }
   if (status.ok()) {

@@ -79,11 +79,10 @@ void CountAnswer(const ComputeParts& parts, const char* transport, const Request
   answer.timing.total_us = ToMicroseconds(parts.clock->Now() - request.arrival);
   parts.metrics->ObserveTiming(answer.timing, request.priority);
   parts.metrics->inferences().CountAnswered(answer.timing, answer.batch_size);
-  parts.metrics->CountSent(transport, request.output.sent_bytes());
-  if (request.leases != nullptr) {
-    parts.metrics->CountRegionBytes(request.leased_input_bytes,
-                                    request.answer_bytes() - request.output.sent_bytes());
-  }
+  parts.metrics->CountSent(transport, request.sent_bytes());
+  const int64_t read_bytes = request.payload_bytes() - request.received_bytes();
+  const int64_t written_bytes = request.answer_bytes() - request.sent_bytes();
+  if (read_bytes + written_bytes > 0) parts.metrics->CountRegionBytes(read_bytes, written_bytes);
   if (LogEnabled(LogLevel::kDebug)) {
     LogEvent(LogLevel::kDebug, "computed",
              {{"request_id", request.request_id},

@@ -73,7 +73,7 @@ void UnaryCall::Decoded(absl::StatusOr<std::unique_ptr<Request>> request) {
   message_.Clear();
   permit_ = ReceivePermit();
   if (!request.ok()) return End(request.status(), Stage::kReceive);
-  CountReceived((*request)->payload_bytes() - (*request)->leased_input_bytes);
+  CountReceived((*request)->received_bytes());
   if (const absl::Status status = CompleteRequest(**request); !status.ok()) {
     request->reset();  // its regions are the caller's again before it hears of it
     return End(status, Stage::kReceive);

@@ -56,6 +56,10 @@ absl::StatusOr<std::unique_ptr<Request>> Inference::Decode(absl::Span<const Byte
   }
   absl::Status status = CopyPayloads(from, pool, **request, kInferNames);
   if (!status.ok()) return status;
+  const OutputSpec& output = (*request)->output;
+  (*request)->shm_input_bytes = shared_input_bytes_;
+  (*request)->shm_output_bytes =
+      (wanted_.o_place ? output.o_bytes : 0) + (wanted_.lse_place ? output.lse_bytes : 0);
   return request;
 }
 

@@ -158,6 +158,30 @@ TEST_F(KserveMemory, TheBitsOfCompute) {
   EXPECT_EQ(server_.Metric("attnd_shm_names"), 0);
 }
 
+TEST_F(KserveMemory, BytesAreCountedByTheWayTheyTook) {
+  const TestObject in("in", 1 << 16), out("out", 1 << 16);
+  ASSERT_TRUE(client_.Register("in", in, 1 << 16).ok());
+  ASSERT_TRUE(client_.Register("out", out, 1 << 16).ok());
+  const v1::ComputeRequest request = MakeRequest({});
+  ModelInferRequest message = WithInputsIn(in, "in", request);
+  WantOIn("out", 1 << 16, message);
+  // K in the message.
+  message.mutable_inputs(1)->clear_parameters();
+  message.add_raw_input_contents(request.k());
+  const auto bytes = [&](const char* way, const char* transport) {
+    return server_.Metric(
+        absl::StrCat("attnd_", way, "_bytes_total{transport=\"", transport, "\"}"));
+  };
+  const double received = bytes("received", "unary"), sent = bytes("sent", "unary");
+  const double read = bytes("received", "region"), written = bytes("sent", "region");
+  ModelInferResponse response;
+  ASSERT_TRUE(client_.Infer(message, response).ok());
+  EXPECT_EQ(bytes("received", "unary") - received, request.k().size());
+  EXPECT_EQ(bytes("sent", "unary") - sent, 0);
+  EXPECT_EQ(bytes("received", "region") - read, request.q().size() + request.v().size());
+  EXPECT_EQ(bytes("sent", "region") - written, request.q().size());
+}
+
 // More than gRPC's own thread copies.
 TEST_F(KserveMemory, MegabytesAreCopiedElsewhere) {
   const v1::ComputeRequest request =
