@@ -71,13 +71,16 @@ asan tsan: deps
 	cmake --build --preset $@
 	ctest --preset $@
 
-# Ten minutes of the decoder's fuzzer; FUZZ_SECONDS=60 make fuzz for less.
+# Ten minutes of each decoder's fuzzer; FUZZ_SECONDS=60 make fuzz for less.
 FUZZ_SECONDS ?= 600
 fuzz: deps
 	cmake --preset asan
-	cmake --build --preset asan --target decode_fuzzer
-	mkdir -p build/fuzz-corpus
-	build/asan/bin/decode_fuzzer -max_total_time=$(FUZZ_SECONDS) build/fuzz-corpus tests/fuzz/corpus
+	cmake --build --preset asan --target decode_fuzzer kserve_fuzzer
+	for fuzzer in decode kserve; do \
+	  mkdir -p build/fuzz-corpus/$$fuzzer && \
+	  build/asan/tests/$${fuzzer}_fuzzer -dict=tests/fuzz/$$fuzzer.dict -max_len=2048 -max_total_time=$(FUZZ_SECONDS) \
+	    build/fuzz-corpus/$$fuzzer tests/fuzz/corpus/$$fuzzer || exit 1; \
+	done
 
 tidy: build
 	run-clang-tidy -quiet -p $(BUILD) '$(CURDIR)/(kernels|server|client|tests)/.*\.cc$$'

@@ -1,11 +1,12 @@
-// fuzz_seeds DIR: writes inputs of decode_fuzzer to start from: valid requests of every kind and
-// every malformed case of up to 4 KiB, cut here and there. The same files every time.
+// fuzz_seeds decode|kserve DIR: writes inputs of that fuzzer to start from: valid requests of every
+// kind and every malformed case of up to 4 KiB, cut here and there. The same files every time.
 #include <fstream>
 #include <iostream>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "tests/wire/kserve_cases.h"
 #include "tests/wire/malformed_cases.h"
 #include "tests/wire/messages.h"
 
@@ -25,32 +26,48 @@ std::string Seed(const std::string& message, std::mt19937& random) {
   return seed + message;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::cerr << "usage: fuzz_seeds DIR\n";
-    return 2;
-  }
-  std::mt19937 random(1);
+std::vector<std::string> DecodeMessages(std::mt19937& random) {
   std::vector<std::string> messages;
   messages.reserve(kValidSeeds);
   for (int i = 0; i < kValidSeeds; ++i) {
     messages.push_back(attnd::testing::RandomRequest(random).SerializeAsString());
   }
   for (const auto& bad : attnd::testing::MalformedCases()) messages.push_back(bad.bytes);
+  return messages;
+}
+
+std::vector<std::string> KserveMessages(std::mt19937& random) {
+  std::vector<std::string> messages;
+  for (int i = 0; i < kValidSeeds; ++i) {
+    const auto request = attnd::testing::RandomRequest(random);
+    messages.push_back(attnd::testing::InferRequestOf(request).SerializeAsString());
+  }
+  for (const auto& bad : attnd::testing::MalformedInferCases()) messages.push_back(bad.bytes);
+  return messages;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string fuzzer = argc == 3 ? argv[1] : "";
+  if (fuzzer != "decode" && fuzzer != "kserve") {
+    std::cerr << "usage: fuzz_seeds decode|kserve DIR\n";
+    return 2;
+  }
+  std::mt19937 random(1);
+  const auto messages = fuzzer == "decode" ? DecodeMessages(random) : KserveMessages(random);
   int written = 0;
   for (const std::string& message : messages) {
     if (message.size() > kMaxSeedBytes) continue;
-    std::ofstream file(std::string(argv[1]) + "/seed" + std::to_string(written), std::ios::binary);
+    std::ofstream file(std::string(argv[2]) + "/seed" + std::to_string(written), std::ios::binary);
     file << Seed(message, random);
     file.close();
     if (!file) {
-      std::cerr << "fuzz_seeds: cannot write to " << argv[1] << "\n";
+      std::cerr << "fuzz_seeds: cannot write to " << argv[2] << "\n";
       return 1;
     }
     ++written;
   }
-  std::cout << written << " seeds in " << argv[1] << "\n";
+  std::cout << written << " seeds in " << argv[2] << "\n";
   return 0;
 }

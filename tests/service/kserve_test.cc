@@ -277,6 +277,17 @@ TEST_F(KserveServiceTest, ReflectionListsIt) {
   EXPECT_THAT(message, HasSubstr("inference.GRPCInferenceService"));
 }
 
+TEST_F(KserveServiceTest, HealthKnowsIt) {
+  const std::string name = GRPCInferenceService::service_full_name();
+  RawStream stream(server_.channel(), "/grpc.health.v1.Health/Check");
+  // HealthCheckRequest {service = name}, HealthCheckResponse {status = SERVING}
+  ASSERT_TRUE(
+      stream.Write(absl::StrCat("\x0a", std::string(1, static_cast<char>(name.size())), name)));
+  std::string message;
+  ASSERT_TRUE(stream.Read(&message));
+  EXPECT_EQ(message, "\x08\x01");
+}
+
 TEST(KserveDrain, ReadinessIsThatOfTheServer) {
   server::ServerOptions options = TestOptions();
   options.drain_delay_ms = 500;

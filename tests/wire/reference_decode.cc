@@ -68,6 +68,8 @@ int64_t EndOf(int64_t offset, const Strides& strides, int64_t batch, int64_t hea
          (len - 1) * strides.row + row_elems;
 }
 
+}  // namespace
+
 std::string Overreach(const Request& request) {
   for (size_t i = 0; i < request.problems.size(); ++i) {
     const ProblemSlot& s = request.problems[i];
@@ -104,6 +106,8 @@ std::string Overreach(const Request& request) {
   }
   return "";
 }
+
+namespace {
 
 std::string Difference(const Request& actual, const Request& expected,
                        const v1::ComputeRequest& message) {

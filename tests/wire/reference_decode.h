@@ -19,6 +19,9 @@ struct Comparison {
 Comparison CompareWithProtobuf(const std::string& bytes,
                                absl::Span<const server::wire::ByteSpan> spans);
 
+// Where a request's problems reach beyond its tensors; empty if nowhere.
+std::string Overreach(const server::Request& request);
+
 }  // namespace attnd::testing
 
 #endif  // ATTND_TESTS_WIRE_REFERENCE_DECODE_H_
