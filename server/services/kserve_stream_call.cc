@@ -198,7 +198,7 @@ void KserveStreamCall::Submit(const TurnPtr& turn, std::unique_ptr<Request> requ
   const auto job = std::make_shared<Job>(
       std::move(request),
       [self = shared_from_this(), turn](Job& done, absl::StatusOr<Answer> answer, Stage stage) {
-        self->JobDone(*turn, done.request(), std::move(answer), stage);
+        self->JobDone(turn, done.request(), std::move(answer), stage);
       });
   {
     MutexLock lock(mutex_);
@@ -210,16 +210,26 @@ void KserveStreamCall::Submit(const TurnPtr& turn, std::unique_ptr<Request> requ
   if (cancelled_) parts_.dispatcher->Cancel(job);
 }
 
-void KserveStreamCall::JobDone(Turn& turn, const Request& request, absl::StatusOr<Answer> answer,
-                               Stage stage) {
+void KserveStreamCall::JobDone(const TurnPtr& turn, const Request& request,
+                               absl::StatusOr<Answer> answer, Stage stage) {
   if (!answer.ok()) {
     const bool gone = cancelled_ && absl::IsCancelled(answer.status());
-    return Fail(turn, gone ? Gone() : answer.status(), stage);
+    return Fail(*turn, gone ? Gone() : answer.status(), stage);
   }
   CountAnswer(parts_, kTransport, request, context_->client_metadata(), *answer);
-  turn.shared_outputs = turn.inference.TakeSharedOutputs(*answer);
-  wire::EncodedAnswer encoded = turn.inference.EncodeStreamed(request, *answer);
-  turn.message = ToByteBuffer(std::move(encoded), *std::move(answer));
+  turn->shared_outputs = turn->inference.TakeSharedOutputs(*answer);
+  wire::EncodedAnswer encoded = turn->inference.EncodeStreamed(request, *answer);
+  turn->message = ToByteBuffer(std::move(encoded), *std::move(answer));
+  if (turn->shared_outputs.size_bytes() <= kSmallAnswerBytes) return Place(*turn);
+  // Copying much is not the executor's work.
+  const auto place = [self = shared_from_this(), turn] { self->Place(*turn); };
+  if (!parts_.senders->TryPost(place)) place();
+}
+
+void KserveStreamCall::Place(Turn& turn) {
+  const absl::Status placed = turn.inference.PlaceOutputs(turn.shared_outputs);
+  turn.shared_outputs = {};
+  if (!placed.ok()) return Fail(turn, placed, Stage::kDownload);
   turn.is_answer = true;
   Ready(turn);
 }
@@ -244,9 +254,7 @@ void KserveStreamCall::Ready(Turn& turn) {
     MutexLock lock(mutex_);
     turn.is_ready = true;
     const Turn& first = *turns_.front();
-    if (first.is_ready && !writing_) {
-      next_bytes = static_cast<int64_t>(first.message.Length()) + first.shared_outputs.size_bytes();
-    }
+    if (first.is_ready && !writing_) next_bytes = static_cast<int64_t>(first.message.Length());
   }
   if (next_bytes <= kSmallAnswerBytes) return Advance();
   // Writing much to a socket is not the executor's work.
@@ -305,12 +313,6 @@ KserveStreamCall::Step KserveStreamCall::NextStep() {
 }
 
 void KserveStreamCall::Write(Turn& turn) {
-  const absl::Status placed = turn.inference.PlaceOutputs(turn.shared_outputs);
-  turn.shared_outputs = {};
-  if (!placed.ok()) {
-    turn.is_answer = false;
-    Fail(turn, placed, Stage::kDownload);
-  }
   if (turn.is_answer) parts_.metrics->CountFinished(absl::StatusCode::kOk, Stage::kDone);
   outgoing_.Swap(&turn.message);
   PassBaton(this);

@@ -96,7 +96,10 @@ class KserveStreamCall final : public grpc::ServerGenericBidiReactor,
   void Decode(const TurnPtr& turn);
   void Decoded(const TurnPtr& turn, absl::StatusOr<std::unique_ptr<Request>> request);
   void Submit(const TurnPtr& turn, std::unique_ptr<Request> request);
-  void JobDone(Turn& turn, const Request& request, absl::StatusOr<Answer> answer, Stage stage);
+  void JobDone(const TurnPtr& turn, const Request& request, absl::StatusOr<Answer> answer,
+               Stage stage);
+  // Outputs that go to shared memory; then it is ready, or has failed.
+  void Place(Turn& turn);
 
   void Fail(Turn& turn, const absl::Status& status, Stage stage);
   void CountReceived(Turn& turn, int64_t payload_bytes);

@@ -284,6 +284,47 @@ TEST_F(KserveMemory, S54AnOutputThatShrinksInACallFailsThatCallAlone) {
             1);
 }
 
+TEST_F(KserveMemory, AStreamToo) {
+  const v1::ComputeRequest request = MakeRequest({1, 8, 1, 300, 16, 128, v1::DATA_TYPE_FLOAT16}, 3);
+  const auto o_bytes = static_cast<int64_t>(request.q().size());
+  ASSERT_GT(o_bytes, 64 << 10);
+  const TestObject in("in", 2 << 20), out("out", 2 << 20), cut("cut", 1 << 20);
+  ASSERT_TRUE(client_.Register("in", in, 2 << 20).ok());
+  ASSERT_TRUE(client_.Register("cut", cut, 1 << 20).ok());
+  const ModelInferRequest inputs = WithInputsIn(in, "in", request);
+  device_->Hold();
+  RawStream stream(server_.channel(), kModelStreamInfer);
+  for (const char* name : {"first", "cut", "last"}) {
+    ModelInferRequest message = inputs;
+    if (name != std::string("cut")) {
+      const uint64_t offset_bytes = name == std::string("last") ? 1 << 20 : 0;
+      ASSERT_TRUE(client_.Register(name, out, 1 << 20, offset_bytes).ok());
+    }
+    WantOIn(name, 1 << 20, message);
+    message.set_id(name);
+    ASSERT_TRUE(stream.Write(message.SerializeAsString()));
+  }
+  device_->WaitUntilHeld();
+  ASSERT_TRUE(Eventually([&] { return server_.Metric("attnd_requests_received_total") == 3; }));
+  cut.Resize(0);
+  device_->Release();
+  const std::string o = server_.Compute(request).response.o();
+  for (const char* name : {"first", "cut", "last"}) {
+    std::string bytes;
+    ASSERT_TRUE(stream.Read(&bytes));
+    inference::ModelStreamInferResponse response;
+    ASSERT_TRUE(response.ParseFromString(bytes));
+    EXPECT_EQ(response.infer_response().id(), name);
+    const bool is_cut = name == std::string("cut");
+    EXPECT_EQ(response.error_message().empty(), !is_cut) << response.error_message();
+    EXPECT_THAT(response.error_message(), HasSubstr(is_cut ? "output O" : ""));
+  }
+  EXPECT_TRUE(stream.Finish().ok());
+  EXPECT_TRUE(out.Read(0, o_bytes) == o);
+  EXPECT_TRUE(out.Read(1 << 20, o_bytes) == o);
+  EXPECT_TRUE(Eventually([&] { return AllGone(); }));
+}
+
 // Triton#3428: by another connection of one user, which Triton's own examples begin with.
 TEST_F(KserveMemory, S18UnregisteringAllLeavesAnotherConnectionsAlone) {
   const TestObject object("mine");
