@@ -117,7 +117,7 @@ absl::StatusOr<uid_t> LoopbackUid(const std::string& address, int client_port, i
   if (!reply.ok()) return reply.status();
   const auto missing = [&] {
     return absl::NotFoundError(absl::StrCat("there is no connection from ", address, " port ",
-                                            client_port, " to port ", server_port));
+                                            client_port, " to ", address, " port ", server_port));
   };
   if (const auto error = reply->As<nlmsgerr>(NLMSG_ERROR)) {
     if (error->error == -ENOENT) return missing();
