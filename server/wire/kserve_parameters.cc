@@ -1,12 +1,15 @@
 #include "server/wire/kserve_parameters.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 
 namespace attnd::server::wire {
 namespace {
@@ -186,6 +189,34 @@ constexpr struct {
     {"binary_data_output", ReadAnyFlag},
 };
 
+constexpr char kRegion[] = "shared_memory_region";
+constexpr char kRegionSize[] = "shared_memory_byte_size";
+constexpr char kRegionOffset[] = "shared_memory_offset";
+
+// A tensor's parameter that is a size or an offset; `bytes` stays what it is where there is none.
+absl::Status ReadBytes(const std::string& tensor, const InferParameters& parameters,
+                       const char* name, int64_t& bytes) {
+  const auto found = parameters.find(name);
+  if (found == parameters.end()) return absl::OkStatus();
+  const Parameter parameter{StrCat(tensor, "'s parameter ", name), found->second};
+  const absl::StatusOr<int64_t> given = Integer(parameter);
+  if (!given.ok()) return given.status();
+  if (*given < 0) return Wrong(parameter, "at least 0");
+  bytes = *given;
+  return absl::OkStatus();
+}
+
+// The first by name, for a map has no order, that is none of `known`; null: there is none.
+const std::string* FirstUnknown(const InferParameters& parameters,
+                                absl::Span<const absl::string_view> known) {
+  const std::string* first = nullptr;
+  for (const auto& [name, value] : parameters) {
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    if (first == nullptr || name < *first) first = &name;
+  }
+  return first;
+}
+
 }  // namespace
 
 std::string Quoted(absl::string_view text) {
@@ -196,61 +227,57 @@ std::string Quoted(absl::string_view text) {
 
 absl::Status ReadParameters(const InferParameters& parameters, const Limits& limits,
                             v1::ComputeHeader& header) {
-  size_t known = 0;
+  std::vector<absl::string_view> known;
   for (const auto& parameter : kParameters) {
+    known.push_back(parameter.name);
     const auto found = parameters.find(parameter.name);
     if (found == parameters.end()) continue;
-    ++known;
     absl::Status status =
         parameter.read({StrCat("parameter ", parameter.name), found->second}, limits, header);
     if (!status.ok()) return status;
   }
-  if (known == parameters.size()) return absl::OkStatus();
-  std::string unknown;  // the first by name, for a map has no order
-  for (const auto& [name, value] : parameters) {
-    bool is_known = false;
-    for (const auto& parameter : kParameters) is_known |= name == parameter.name;
-    if (!is_known && (unknown.empty() || name < unknown)) unknown = name;
-  }
+  const std::string* const unknown = FirstUnknown(parameters, known);
+  if (unknown == nullptr) return absl::OkStatus();
   return InvalidArgumentError(
-      StrCat("parameter ", Quoted(unknown),
+      StrCat("parameter ", Quoted(*unknown),
              " is none of this model's: causal, window_left, window_right, softcap, scale, "
              "priority, timeout"));
 }
 
 absl::StatusOr<absl::optional<NamedPlace>> ReadPlace(const std::string& tensor,
                                                      const InferParameters& parameters) {
+  if (parameters.empty()) return absl::nullopt;
+  const absl::string_view known[] = {kRegion, kRegionSize, kRegionOffset, "classification",
+                                     "binary_data"};
+  if (const std::string* const unknown = FirstUnknown(parameters, known)) {
+    return InvalidArgumentError(StrCat(tensor, "'s parameter ", Quoted(*unknown),
+                                       " is none that a tensor has: ", kRegion, ", ", kRegionSize,
+                                       ", ", kRegionOffset));
+  }
+  const auto classes = parameters.find("classification");
+  if (classes != parameters.end() && Flag(classes->second) != false) {
+    return Wrong({StrCat(tensor, "'s parameter classification"), classes->second},
+                 "0 or absent: this model has no classes");
+  }
+  const auto region = parameters.find(kRegion);
+  const bool has_region = region != parameters.end();
+  const bool has_size = parameters.count(kRegionSize) > 0;
+  if (has_region != has_size || (parameters.count(kRegionOffset) > 0 && !has_region)) {
+    return InvalidArgumentError(StrCat(tensor, " has ", has_region ? "a " : "no ", kRegion, " and ",
+                                       has_size ? "a " : "no ", kRegionSize,
+                                       "; it needs both or none"));
+  }
+  if (!has_region) return absl::nullopt;
   NamedPlace place;
-  bool has_region = false, has_size = false, has_offset = false;
-  for (const auto& [name, value] : parameters) {
-    const Parameter parameter{StrCat(tensor, "'s parameter ", Quoted(name)), value};
-    if (name == "shared_memory_region") {
-      has_region = true;
-      place.region = value.string_param();
-      if (place.region.empty()) return Wrong(parameter, "the name of a region");
-    } else if (name == "shared_memory_byte_size" || name == "shared_memory_offset") {
-      const bool is_size = name == "shared_memory_byte_size";
-      (is_size ? has_size : has_offset) = true;
-      const absl::StatusOr<int64_t> bytes = Integer(parameter);
-      if (!bytes.ok()) return bytes.status();
-      if (*bytes < 0) return Wrong(parameter, "at least 0");
-      (is_size ? place.size_bytes : place.offset_bytes) = *bytes;
-    } else if (name == "classification" || name == "binary_data") {
-      if (name == "classification" && Flag(value) != false) {
-        return Wrong(parameter, "0 or absent: this model has no classes");
-      }
-    } else {
-      return InvalidArgumentError(StrCat(parameter.name,
-                                         " is none that a tensor has: shared_memory_region, ",
-                                         "shared_memory_byte_size, shared_memory_offset"));
-    }
+  place.region = region->second.string_param();
+  if (place.region.empty()) {
+    return Wrong({StrCat(tensor, "'s parameter ", kRegion), region->second},
+                 "the name of a region");
   }
-  if (has_region != has_size || (has_offset && !has_region)) {
-    return InvalidArgumentError(StrCat(tensor, " has ", has_region ? "a" : "no",
-                                       " shared_memory_region and ", has_size ? "a" : "no",
-                                       " shared_memory_byte_size; it needs both or none"));
-  }
-  return has_region ? absl::make_optional(place) : absl::nullopt;
+  absl::Status status = ReadBytes(tensor, parameters, kRegionSize, place.size_bytes);
+  if (status.ok()) status = ReadBytes(tensor, parameters, kRegionOffset, place.offset_bytes);
+  if (!status.ok()) return status;
+  return place;
 }
 
 }  // namespace attnd::server::wire

@@ -140,6 +140,12 @@ void AddParameterCases(Table& table) {
                 (*r.mutable_parameters())["dropout"].set_double_param(1);
               },
               {"parameter \"dropout\"", "causal"});
+  table.Dense("S9 unknown parameters, one without a name",
+              [](auto& r) {
+                (*r.mutable_parameters())[""].set_double_param(1);
+                (*r.mutable_parameters())["alpha"].set_double_param(1);
+              },
+              {"parameter \"\"", "causal"});
 }
 
 void AddInputCases(Table& table) {
