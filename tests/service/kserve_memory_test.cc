@@ -201,25 +201,31 @@ TEST_F(KserveMemory, MegabytesAreCopiedElsewhere) {
 
 // Together they are more than the memory for payloads, so that one waits for the other.
 TEST_F(KserveMemory, CallsWaitForRoom) {
-  const v1::ComputeRequest request = MakeRequest({1, 8, 1, 30'000, 4, 64, v1::DATA_TYPE_FLOAT32});
+  server::ServerOptions options = Options();
+  options.max_unary_bytes = 2 << 20;
+  options.arena_bytes = 12 << 20;  // half for payloads
+  auto* const device = new GatedDevice;
+  const TestServer server(options, std::unique_ptr<server::Device>(device));
+  const Client client(server.channel());
+  const v1::ComputeRequest request = MakeRequest({1, 8, 1, 2000, 4, 64, v1::DATA_TYPE_FLOAT32});
   const auto q_bytes = static_cast<int64_t>(request.q().size());
-  ASSERT_GT(q_bytes, 48 << 20);
+  ASSERT_GT(2 * q_bytes, 6 << 20);
   const TestObject in("in", 2 * q_bytes), out("out", 3 * q_bytes);
-  ASSERT_TRUE(client_.Register("in", in, 2 * static_cast<uint64_t>(q_bytes)).ok());
+  ASSERT_TRUE(client.Register("in", in, 2 * static_cast<uint64_t>(q_bytes)).ok());
   ModelInferRequest message = WithInputsIn(in, "in", request);
-  device_->Hold();
+  device->Hold();
   std::vector<std::unique_ptr<RawStream>> calls;
   for (int64_t i = 0; i < 3; ++i) {
     const std::string name = absl::StrCat("out-", i);
     const auto size_bytes = static_cast<uint64_t>(q_bytes);
-    ASSERT_TRUE(client_.Register(name, out, size_bytes, i * size_bytes).ok());
+    ASSERT_TRUE(client.Register(name, out, size_bytes, i * size_bytes).ok());
     WantOIn(name, q_bytes, message);
-    calls.push_back(std::make_unique<RawStream>(server_.channel(), kModelInfer));
+    calls.push_back(std::make_unique<RawStream>(server.channel(), kModelInfer));
     ASSERT_TRUE(calls.back()->Write(message.SerializeAsString()));
     calls.back()->WritesDone();
-    if (i == 0) device_->WaitUntilHeld();
+    if (i == 0) device->WaitUntilHeld();
   }
-  device_->Release();
+  device->Release();
   for (size_t i = 0; i < calls.size(); ++i) {
     std::string bytes;
     ASSERT_TRUE(calls[i]->Read(&bytes)) << calls[i]->Finish().error_message();
