@@ -95,11 +95,13 @@ absl::Status Validate(const AttentionProblem& p) {
   return absl::OkStatus();
 }
 
-double Flops(const AttentionProblem& p) {
+double Flops(const AttentionProblem& p) { return Flops(p, 0, p.q_len); }
+
+double Flops(const AttentionProblem& p, int64_t q_begin, int64_t q_end) {
   if (p.empty()) return 0;
   const Band band = p.mask.Resolve(p.q_len, p.kv_len);
   double pairs = 0;
-  for (int64_t row = 0; row < p.q_len; ++row) {
+  for (int64_t row = q_begin; row < std::min(q_end, p.q_len); ++row) {
     pairs += static_cast<double>(band.RowKeys(row, p.kv_len).size());
   }
   return 4.0 * static_cast<double>(p.batch) * static_cast<double>(p.q_heads) *

@@ -52,6 +52,8 @@ absl::Status Validate(const AttentionProblem& problem);
 // Multiply-adds times two, as TFLOP/s are counted: 4 * batch * q_heads * head_dim * (visible
 // row-key pairs).
 double Flops(const AttentionProblem& problem);
+// Of the query positions [q_begin, q_end) alone.
+double Flops(const AttentionProblem& problem, int64_t q_begin, int64_t q_end);
 
 // Distance in elements from one batch, head or row to the next; elements of a row are adjacent. Any
 // order of axes.

@@ -3,6 +3,7 @@
 #define ATTND_KERNELS_BACKEND_H_
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "absl/status/status.h"
@@ -26,6 +27,10 @@ struct AttentionTask {
   AttentionProblem problem;
   KernelPlan plan;
   AttentionArgs args;
+  // Query positions to compute, those beyond q_len aside; nothing of O and LSE at the others is
+  // written. By default all, which is what tasks for backends of device memory have.
+  int64_t q_begin = 0;
+  int64_t q_end = std::numeric_limits<int64_t>::max();
 };
 
 // A CUDA stream; null on a CPU, where Run returns when the answers are there.
@@ -34,7 +39,8 @@ using Stream = void*;
 // Invariants.
 //  1. A row's bits depend only on its own q_len, kv_len, group, head_dim, dtype, mask, scale and
 //  the backend; never on
-//     batch, heads, the other tasks, threads, alignment or strides.
+//     batch, heads, the other tasks, threads, alignment, strides, or which of the other rows are
+//     computed with it.
 //  2. Nothing outside the tensors is read or written; a hidden key never touches a result.
 // Supports, Plan and WorkspaceBytes may be called from any thread at any time. Run is called by one
 // thread at a time.
@@ -52,7 +58,7 @@ class Backend {
   virtual KernelPlan Plan(const AttentionProblem& problem) const = 0;
 
   // Scratch memory that Run needs for these tasks together: by their problems and plans alone, and
-  // never more for some of them, or for some of a problem's batch entries and KV heads.
+  // never more for some of them, or for some of a problem's batch entries, KV heads and queries.
   virtual int64_t WorkspaceBytes(absl::Span<const AttentionTask> tasks) const = 0;
 
   // Computes every task: different problems in one call. `workspace` holds WorkspaceBytes(tasks),

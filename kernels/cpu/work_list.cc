@@ -31,10 +31,10 @@ void WorkList::AddTask(const AttentionTask& task, const Cut& cut) {
   const Band band = p.mask.Resolve(p.q_len, p.kv_len);
   const int64_t row_of_position = cut.by_kv_head ? p.group() : 1;
   const int64_t heads = cut.by_kv_head ? p.kv_heads : p.q_heads;
-  const int64_t all_rows = p.q_len * row_of_position;
+  const int64_t end_rows = std::min(task.q_end, p.q_len) * row_of_position;
   const int64_t split_keys = cut.split_keys > 0 ? cut.split_keys : std::max<int64_t>(p.kv_len, 1);
-  for (int64_t row = 0; row < all_rows; row += cut.rows) {
-    const int64_t end = std::min(row + cut.rows, all_rows);
+  for (int64_t row = task.q_begin * row_of_position; row < end_rows; row += cut.rows) {
+    const int64_t end = std::min(row + cut.rows, end_rows);
     const KeyRange keys =
         band.KvRange(row / row_of_position, (end - 1) / row_of_position + 1, p.kv_len);
     int64_t key = 0;

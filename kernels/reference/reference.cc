@@ -124,19 +124,21 @@ class Reference final : public Backend {
   int64_t WorkspaceBytes(absl::Span<const AttentionTask>) const override { return 0; }
 
   absl::Status Run(absl::Span<const AttentionTask> tasks, void*, Stream) override {
-    for (const AttentionTask& task : tasks) RunTask(task.problem, task.args);
+    for (const AttentionTask& task : tasks) RunTask(task);
     return absl::OkStatus();
   }
 
  private:
-  static void RunTask(const AttentionProblem& p, const AttentionArgs& args) {
-    RowComputer computer(p, args);
+  static void RunTask(const AttentionTask& task) {
+    const AttentionProblem& p = task.problem;
+    const int64_t q_end = std::min(task.q_end, p.q_len);
+    RowComputer computer(p, task.args);
     std::vector<double> o(p.head_dim);
     for (RowId id; id.batch < p.batch; ++id.batch) {
       for (id.q_head = 0; id.q_head < p.q_heads; ++id.q_head) {
-        for (id.row = 0; id.row < p.q_len; ++id.row) {
+        for (id.row = task.q_begin; id.row < q_end; ++id.row) {
           const double lse = computer.Compute(id, o.data());
-          Store(p, args, id, o, lse);
+          Store(p, task.args, id, o, lse);
         }
       }
     }

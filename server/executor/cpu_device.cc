@@ -14,7 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/registry.h"
 #include "server/executor/give_way.h"
-#include "server/executor/head_slices.h"
+#include "server/executor/slices.h"
 
 namespace attnd::server {
 namespace {
@@ -103,7 +103,7 @@ class CpuDevice final : public Device {
     return predicted <= batch.max_slice ? 1 : predicted / batch.max_slice + 1;
   }
 
-  // Into this many of about the same FLOPs, as far as heads go.
+  // Into this many of about the same FLOPs, as far as heads and queries go.
   static Slices CutUp(const std::vector<kernels::AttentionTask>& tasks, int64_t count) {
     double flops = 0;
     for (const kernels::AttentionTask& task : tasks) flops += kernels::Flops(task.problem);
@@ -113,8 +113,8 @@ class CpuDevice final : public Device {
     for (const kernels::AttentionTask& task : tasks) {
       const double task_flops = kernels::Flops(task.problem);
       const auto parts = static_cast<int64_t>(std::ceil(task_flops / std::max(slice_flops, 1.0)));
-      for (kernels::AttentionTask& part : CutByHeads(task, parts)) {
-        const double part_flops = kernels::Flops(part.problem);
+      for (kernels::AttentionTask& part : CutTask(task, parts)) {
+        const double part_flops = kernels::Flops(part.problem, part.q_begin, part.q_end);
         if (slices.empty() || part_flops > left) {
           slices.emplace_back();
           left = slice_flops;

@@ -1,4 +1,6 @@
 // Long problems in slices: the bits stay, and each slice is worth its time.
+#include "server/executor/slices.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,7 +13,6 @@
 
 #include "kernels/registry.h"
 #include "server/executor/cpu_device.h"
-#include "server/executor/head_slices.h"
 #include "tests/fakes/fake_backend.h"
 #include "tests/fakes/requests.h"
 
@@ -63,7 +64,7 @@ class Tensors {
     args.lse_head_stride = problem_.q_len;
     if (problem_.alibi) args.alibi_slopes = slopes_.data();
     calls_ = 0;
-    for (const AttentionTask& part : CutByHeads(task, parts)) {
+    for (const AttentionTask& part : CutTask(task, parts)) {
       ++calls_;
       std::vector<unsigned char> workspace(
           static_cast<size_t>(backend.WorkspaceBytes({&part, 1}) + 64));
@@ -88,8 +89,31 @@ class Tensors {
   int64_t calls_ = 0;
 };
 
-std::vector<AttentionProblem> Problems() {
+// Of few heads with many queries each.
+std::vector<AttentionProblem> LongHeads() {
   std::vector<AttentionProblem> problems;
+  for (const kernels::DType dtype : {kernels::DType::kF32, kernels::DType::kBF16}) {
+    const AttentionProblem plain = {.dtype = dtype,
+                                    .batch = 1,
+                                    .q_heads = 3,
+                                    .kv_heads = 1,
+                                    .q_len = 900,
+                                    .kv_len = 700,
+                                    .head_dim = 40,
+                                    .mask = {},
+                                    .scale = 0.2F};
+    problems.insert(problems.end(), 4, plain);
+    AttentionProblem* const last = &problems.back();
+    last[-1].mask.causal.alignment = kernels::Causal::kBottomRight;
+    last[-2].mask.causal.alignment = kernels::Causal::kTopLeft;
+    last[-2].alibi = true;
+    last[-3].mask.window = {300, 5};
+  }
+  return problems;
+}
+
+std::vector<AttentionProblem> Problems() {
+  std::vector<AttentionProblem> problems = LongHeads();
   for (const kernels::DType dtype :
        {kernels::DType::kF32, kernels::DType::kF16, kernels::DType::kBF16}) {
     const AttentionProblem plain = {.dtype = dtype,
@@ -128,8 +152,11 @@ TEST(Slices, S38HaveTheBitsOfTheWhole) {
         for (const int64_t parts : {2, 5, 12, 1000}) {
           EXPECT_EQ(tensors.Compute(*chosen->backend, parts), whole)
               << entry.name << " " << ToString(problem) << " in " << parts;
-          EXPECT_GE(tensors.calls(), std::min<int64_t>(parts, 12));
-          EXPECT_LE(tensors.calls(), 12);
+          const int64_t heads = problem.batch * problem.kv_heads;
+          const int64_t most = heads * (1 + problem.q_len / kLeastQueries);
+          EXPECT_GE(tensors.calls(), std::min<int64_t>(parts, heads));
+          EXPECT_GE(tensors.calls(), problem.q_len > kLeastQueries ? 2 : 1);
+          EXPECT_LE(tensors.calls(), most);
         }
       }
     }
@@ -194,6 +221,33 @@ TEST_F(SlicedDeviceTest, ALongBatchIsComputedASliceALook) {
   }
   EXPECT_TRUE(*device_->Done(batch));
   EXPECT_EQ(backend_->calls.size(), 4u);
+}
+
+// One head, causal: later queries see more keys, and fewer of them are a part.
+TEST(Slices, QueriesAreCutByWhatTheyCost) {
+  AttentionTask task;
+  task.problem = {.batch = 1,
+                  .q_heads = 1,
+                  .kv_heads = 1,
+                  .q_len = 16 * kLeastQueries,
+                  .kv_len = 16 * kLeastQueries,
+                  .head_dim = 8,
+                  .mask = {},
+                  .scale = 1};
+  task.problem.mask.causal.alignment = kernels::Causal::kBottomRight;
+  const std::vector<AttentionTask> parts = CutTask(task, 4);
+  ASSERT_EQ(parts.size(), 4u);
+  int64_t end = 0;
+  for (const AttentionTask& part : parts) {
+    EXPECT_EQ(part.q_begin, end);
+    end = part.q_end;
+    EXPECT_EQ(end % kLeastQueries, 0);
+    const double share =
+        kernels::Flops(part.problem, part.q_begin, part.q_end) / kernels::Flops(task.problem);
+    EXPECT_NEAR(share, 0.25, 0.07);
+  }
+  EXPECT_EQ(end, task.problem.q_len);
+  EXPECT_GT(parts[0].q_end - parts[0].q_begin, 2 * (parts[3].q_end - parts[3].q_begin));
 }
 
 TEST_F(SlicedDeviceTest, AShortOneAndOneThatCannotBeCutRunWhole) {

@@ -82,6 +82,23 @@ TEST(WorkList, CutsGroupsOfHeadsAndKeys) {
 }
 
 // But not what rows cost however few keys they meet.
+TEST(WorkList, HoldsTheQueriesThatAreAskedForAlone) {
+  AttentionTask task = Task(1, 2, 300, 50, {});
+  task.problem.q_heads = 4;
+  task.q_begin = 128;
+  task.q_end = 270;
+  const WorkList tiles({&task, 1}, By128Rows);
+  ASSERT_EQ(tiles.size(), 4 * 2);
+  EXPECT_EQ(tiles.At(0).row_begin, 128);
+  EXPECT_EQ(tiles.At(4).row_begin, 256);
+  EXPECT_EQ(tiles.At(4).rows, 14);
+  const WorkList groups(
+      {&task, 1}, [](const AttentionProblem&) { return Cut{.by_kv_head = true, .rows = 1000}; });
+  ASSERT_EQ(groups.size(), 2);
+  EXPECT_EQ(groups.At(0).row_begin, 2 * 128);
+  EXPECT_EQ(groups.At(0).rows, 2 * 142);
+}
+
 TEST(WorkList, SpeedMakesKeysCheaper) {
   const auto cost = [](int64_t kv_len, double speed) {
     const std::vector<AttentionTask> tasks = {Task(1, 1, 128, kv_len, {})};

@@ -1,4 +1,4 @@
-#include "server/executor/head_slices.h"
+#include "server/executor/slices.h"
 
 #include <algorithm>
 
@@ -34,16 +34,43 @@ kernels::AttentionTask Part(const kernels::AttentionTask& whole, int64_t entry, 
   return part;
 }
 
+// Where `pieces` of the query positions end, or fewer, each with about as much to do.
+std::vector<int64_t> EndsOfQueries(const kernels::AttentionTask& task, int64_t pieces) {
+  const kernels::AttentionProblem& problem = task.problem;
+  // Whole tiles: what a row is computed with may decide where its keys begin.
+  const int64_t tile = std::max<int64_t>(1, task.plan.q_tile);
+  const int64_t step = (kLeastQueries + tile - 1) / tile * tile;
+  const double piece_flops = kernels::Flops(problem) / static_cast<double>(pieces);
+  std::vector<int64_t> ends;
+  double flops = 0;
+  for (int64_t begin = 0; begin < problem.q_len; begin += step) {
+    const int64_t end = std::min(begin + step, problem.q_len);
+    flops += kernels::Flops(problem, begin, end);
+    const bool is_full = flops >= piece_flops * static_cast<double>(ends.size() + 1);
+    if (is_full && static_cast<int64_t>(ends.size()) < pieces - 1) ends.push_back(end);
+  }
+  if (ends.empty() || ends.back() < problem.q_len) ends.push_back(problem.q_len);
+  return ends;
+}
+
 }  // namespace
 
-std::vector<kernels::AttentionTask> CutByHeads(const kernels::AttentionTask& task, int64_t parts) {
+std::vector<kernels::AttentionTask> CutTask(const kernels::AttentionTask& task, int64_t parts) {
   const kernels::AttentionProblem& problem = task.problem;
-  if (parts <= 1 || problem.empty() || problem.batch * problem.kv_heads == 1) return {task};
-  const int64_t heads = std::max<int64_t>(1, problem.batch * problem.kv_heads / parts);
+  if (parts <= 1 || problem.empty()) return {task};
+  const int64_t all_heads = problem.batch * problem.kv_heads;
+  const int64_t heads = std::max<int64_t>(1, all_heads / parts);
+  const std::vector<int64_t> ends = EndsOfQueries(task, (parts + all_heads - 1) / all_heads);
   std::vector<kernels::AttentionTask> cut;
   for (int64_t entry = 0; entry < problem.batch; ++entry) {
     for (int64_t begin = 0; begin < problem.kv_heads; begin += heads) {
-      cut.push_back(Part(task, entry, begin, std::min(begin + heads, problem.kv_heads)));
+      kernels::AttentionTask part =
+          Part(task, entry, begin, std::min(begin + heads, problem.kv_heads));
+      for (const int64_t end : ends) {
+        part.q_end = end;
+        cut.push_back(part);
+        part.q_begin = end;
+      }
     }
   }
   return cut;
