@@ -148,7 +148,7 @@ def test_close_cancels_what_is_under_way(server):
     assert [type(error) for error in errors] == [attnd.Cancelled]
 
 
-def test_regions_are_kept_and_given_up(server):
+def test_regions_are_kept_and_given_up(server, monkeypatch):
     with attnd.Client(server.address, local_socket=server.side_socket, max_region_bytes=8 << 20) as client:
         regions = client._core.regions
         for _ in range(3):
@@ -156,7 +156,13 @@ def test_regions_are_kept_and_given_up(server):
         assert len(regions._kept) == 1 and regions._held_bytes == regions._kept[0].size_bytes
         first = regions._kept[0]
         with pytest.raises(attnd.InvalidArgument):
-            client.compute(large_problem(1, scale=-1.0))  # the server may still be using it
+            client.compute(large_problem(1, scale=-1.0))  # the server says that it has not touched it
+        assert regions._kept == [first]
+        with monkeypatch.context() as patched:
+            error_of = client._core.error_of
+            patched.setattr(client._core, "error_of", lambda code, details, trailers: error_of(code, details, []))
+            with pytest.raises(attnd.InvalidArgument):
+                client.compute(large_problem(1, scale=-1.0))  # whoever said that: the server may still be using it
         assert regions._kept == [] and regions._held_bytes == 0 and first._side.fileno() == -1
         # Larger than the client may hold: another way.
         assert client.compute(large_problem(8)).transport == "unary"

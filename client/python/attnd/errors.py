@@ -31,9 +31,11 @@ class Error(Exception):
         self.field = field
         self.hint = hint
         self.tries = 0
-        # Of the server's trailers: whether attnd itself answered, and when to try again (negative: never).
+        # Of the server's trailers: whether attnd itself answered, when to try again (negative: never), and whether the
+        # call's regions are its own again (of every try).
         self.from_attnd = False
         self.pushback_ms: Optional[int] = None
+        self.untouched = False
 
     def __str__(self) -> str:
         hint = f" ({self.hint})" if self.hint else ""

@@ -96,6 +96,8 @@ class Core:
                 error.from_attnd = True
             if key == "grpc-retry-pushback-ms":
                 error.pushback_ms = retry.parse_pushback_ms(value)
+            if key == "attnd-untouched":
+                error.untouched = True
         error.hint = hint_for(error, self.address)
         return error
 
@@ -156,8 +158,11 @@ class Core:
             reply, tries = yield from self._try(lambda left_s: Unary("Compute", message, left_s), end)
             answer.take_unary(reply)
             yield Work(lambda: staged.copy_out(answer), answer.o.nbytes)
-        except BaseException:
-            self.regions.drop(region)  # the server may not be done with it
+        except BaseException as error:
+            if isinstance(error, Error) and error.untouched:
+                self.regions.give_back(region)
+            else:
+                self.regions.drop(region)  # the server may not be done with it
             raise
         self.regions.give_back(region)
         return answer.result(tries)
@@ -187,7 +192,7 @@ class Core:
     def _try(self, step: Callable[[Optional[float]], Step], end: Optional[float]) -> Steps[Tuple[Any, int]]:
         """(what the step gave, number of tries)."""
         self._budget.on_call()
-        tries = 0
+        tries, untouched = 0, True
         while True:
             left_s = _left_s(end)
             if left_s is not None and left_s <= 0:
@@ -198,6 +203,7 @@ class Core:
                 return (yield sent), tries
             except Error as error:
                 error.tries = tries
+                untouched = error.untouched = untouched and error.untouched
                 wait_s = retry.wait_s(error, tries, self._max_tries, _left_s(end), random.random())
                 if wait_s is None or not self._budget.take():
                     raise
