@@ -65,12 +65,16 @@ absl::Status RefuseUnknownFields(const Message& message, const std::string& path
   for (const FieldDescriptor* field : fields) {
     if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
     const int count = field->is_repeated() ? reflection.FieldSize(message, field) : 1;
+    absl::Status first;
     for (int i = 0; i < count; ++i) {
       const Message& child = field->is_repeated() ? reflection.GetRepeatedMessage(message, field, i)
                                                   : reflection.GetMessage(message, field);
       absl::Status status = RefuseUnknownFields(child, absl::StrCat(path, ".", field->name()));
-      if (!status.ok()) return status;
+      // A map has no order: of several the first by its text.
+      if (first.ok() || (!status.ok() && status.message() < first.message())) first = status;
+      if (!first.ok() && !field->is_map()) break;
     }
+    if (!first.ok()) return first;
   }
   return absl::OkStatus();
 }

@@ -305,6 +305,10 @@ void AddBrokenBytes(Table& table) {
   table.AddBytes("S56 an unknown field", good + VarintField(99, 1), {"field 99"}, kUnimplemented);
   table.AddBytes("S56 an unknown field of an input", good + BytesField(5, VarintField(77, 1)),
                  {"inputs field 77"}, kUnimplemented);
+  table.AddBytes("S56 unknown fields of two parameters, the first by number",
+                 good + BytesField(4, BytesField(1, "scale") + BytesField(2, VarintField(78, 1))) +
+                     BytesField(4, BytesField(1, "causal") + BytesField(2, VarintField(77, 1))),
+                 {"parameters.value field 77"}, kUnimplemented);
   table.AddBytes("a name that is no UTF-8", good + BytesField(1, "\xff\xfe"), {"not valid UTF-8"});
   table.AddBytes("a header beyond its limit", good + BytesField(2000, std::string(2 << 20, 'h')),
                  {"max_header_bytes"});
