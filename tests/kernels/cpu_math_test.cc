@@ -118,10 +118,7 @@ TEST(AmxMath, Exp2OfSpecialValues) {
   EXPECT_EQ(out[0], 1.0f);
   EXPECT_EQ(out[1], 1.0f);
   EXPECT_TRUE(std::isnan(out[2]));
-  for (int i : {3, 4, 5}) {  // never below 2^-126, never subnormal
-    EXPECT_GE(out[i], 0x1p-126f) << in[i];
-    EXPECT_LE(out[i], 0x1.1p-126f) << in[i];
-  }
+  for (int i : {3, 4, 5}) EXPECT_EQ(out[i], 0.0f) << in[i];  // never subnormal
   EXPECT_EQ(out[6], 0.5f);
 }
 #endif

@@ -12,10 +12,10 @@
 
 #include "kernels/cpu/amx/config.h"
 #include "kernels/cpu/amx/pack.h"
+#include "kernels/cpu/amx/products.h"
 #include "kernels/cpu/amx/softmax.h"
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/flash_kernel.h"
-#include "kernels/cpu/give_turn.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): internal linkage is the point, see flash_kernel.h.
 namespace attnd::kernels::cpu::amx {
@@ -26,13 +26,28 @@ ATTND_CPU_INLINE int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 ATTND_CPU_INLINE int64_t RoundDown(int64_t value, int64_t to) { return value / to * to; }
 ATTND_CPU_INLINE int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
-// One block of rows on one step of keys.
-struct Step {
-  int64_t row = 0;   // the block's first, of the task's rows
+// Rows that are computed together, and the keys of a chunk that they see.
+struct Block {
+  int64_t row = 0;   // the first, of the task's rows
   int64_t rows = 0;  // 1 .. kBlockRows
+  int64_t key = 0;   // a multiple of kStepKeys
+  int64_t end = 0;
+  int64_t full_begin = 0;  // keys [full_begin, full_end) are seen by every row
+  int64_t full_end = 0;
+};
+
+// One block on one step of keys.
+struct Step {
+  Block block;
   int64_t key = 0;
   int64_t groups = 0;  // 1 .. kKeyGroups, of 32 keys: up to the last that the block sees
   bool edge = false;   // some row must not see some of these keys
+};
+
+// Steps of one block whose weights wait for their P.V.
+struct Batch {
+  int64_t key = 0;
+  int64_t groups = 0;
 };
 
 template <int kSteps, int kParts>
@@ -44,9 +59,13 @@ class Task {
 
   static constexpr int64_t kQElems = kRows * kDim * kParts;
   static constexpr int64_t kKvElems = kChunk * kDim * kParts;
+  static constexpr int64_t kColumnElems = kChunk / 32 * kTileElems * kParts;  // 16 columns of V
+  static constexpr int64_t kHalfO = 16 * kDim;                                // 16 rows of O
+  static constexpr int64_t kGroupWeights = kBlockRows * 32 * kParts;          // 32 keys of P
+  static constexpr int64_t kWeightElems = kBlockRows * kBatchKeys * kParts;
   static constexpr int64_t kScoreElems = kBlockRows * kStepKeys;
   static constexpr int64_t ScratchBytes() {
-    return 2 * (kQElems + 2 * kKvElems + kScoreElems * kParts) +
+    return 2 * (kQElems + 2 * kKvElems + kWeightElems) +
            4 * (kRows * kDim + 2 * kScoreElems + kRows * 17);
   }
 
@@ -55,10 +74,10 @@ class Task {
     k_ = q_ + kQElems;
     v_ = k_ + kKvElems;
     p_ = v_ + kKvElems;
-    o_ = reinterpret_cast<float*>(p_ + kScoreElems * kParts);
-    scores_[0] = o_ + kRows * kDim;
+    scores_[0] = reinterpret_cast<float*>(p_ + kWeightElems);
     scores_[1] = scores_[0] + kScoreElems;
-    state_.sum = scores_[1] + kScoreElems;
+    o_ = scores_[1] + kScoreElems;
+    state_.sum = o_ + kRows * kDim;
     state_.max = state_.sum + kRows * 16;
     general_ = tile.softcap > 0 || tile.alibi_slopes != nullptr;
     exponent_ = Exponent::Of(general_ ? kLog2E : tile.scale * kLog2E);
@@ -71,7 +90,6 @@ class Task {
     for (int64_t chunk = RoundDown(keys.begin, kChunk); chunk < keys.end; chunk += kChunk) {
       PackChunk(chunk, keys);
       RunChunk();
-      GiveTurn();
     }
     ReleaseTiles();
     Finish();
@@ -118,73 +136,85 @@ class Task {
       to += 16 * kDim * kParts;
       const uint32_t second = PackKeys<kSteps, kParts>(tile_.k, key + 16, end_, tile_.head_dim, to);
       bad_keys_[(key - chunk_) / 32] = first | second << 16;
-      const bool bad =
-          PackValues<kSteps, kParts>(tile_.v, key, end_, tile_.head_dim, ValuesAt(key));
+      const bool bad = PackValues<kSteps, kParts>(tile_.v, key, end_, tile_.head_dim, kColumnElems,
+                                                  ValuesAt(key));
       bool& of_step = not_finite_[(key - chunk_) / kStepKeys];
       of_step = bad || (key % kStepKeys != 0 && of_step);
     }
   }
 
   uint16_t* KeysAt(int64_t key) const { return k_ + (key - chunk_) * kDim * kParts; }
-  uint16_t* ValuesAt(int64_t key) const { return v_ + (key - chunk_) * kDim * kParts; }
+  // Of the first group of columns; the others' follow, each after kColumnElems.
+  uint16_t* ValuesAt(int64_t key) const { return v_ + (key - chunk_) / 32 * kTileElems * kParts; }
 
-  // The first step of the block that begins at `row`, or of the first after it that has any.
-  bool FirstStep(int64_t row, Step& step) const {
+  // The first block from `row` on that sees a key of the chunk.
+  bool FindBlock(int64_t row, Block& block) const {
     for (; row < tile_.rows; row += kBlockRows) {
       const int64_t rows = Min(kBlockRows, tile_.rows - row);
       const KeyRange range = KeysOf(row, row + rows);
-      const int64_t key = RoundDown(Max(range.begin, begin_), kStepKeys);
+      const int64_t begin = Max(range.begin, begin_);
       const int64_t end = Min(range.end, end_);
-      if (range.empty() || Max(range.begin, begin_) >= end) continue;
-      step.row = row;
-      step.rows = rows;
-      SetKeys(range, key, step);
+      if (range.empty() || begin >= end) continue;
+      const int64_t first = Position(row), last = Position(row + rows - 1);
+      block = {row,
+               rows,
+               RoundDown(begin, kStepKeys),
+               end,
+               last + tile_.band.lo,
+               Min(tile_.kv_len, first + tile_.band.hi + 1)};
       return true;
     }
     return false;
   }
 
+  static Step StepAt(const Block& block, int64_t key) {
+    return {block, key, Min(kKeyGroups, (block.end - key + 31) / 32),
+            key < block.full_begin || key + kStepKeys > block.full_end};
+  }
+
   bool NextStep(const Step& before, Step& step) const {
-    const KeyRange range = KeysOf(before.row, before.row + before.rows);
     const int64_t key = before.key + kStepKeys;
-    if (key >= Min(range.end, end_)) return FirstStep(before.row + kBlockRows, step);
-    step.row = before.row;
-    step.rows = before.rows;
-    SetKeys(range, key, step);
+    if (key < before.block.end) {
+      step = StepAt(before.block, key);
+      return true;
+    }
+    Block block;
+    if (!FindBlock(before.block.row + kBlockRows, block)) return false;
+    step = StepAt(block, block.key);
     return true;
   }
 
-  void SetKeys(const KeyRange& range, int64_t key, Step& step) const {
-    step.key = key;
-    step.groups = Min(kKeyGroups, (range.end - key + 31) / 32);
-    step.edge = key + kStepKeys > tile_.kv_len ||
-                !tile_.band.AllVisible(Position(step.row), Position(step.row + step.rows - 1) + 1,
-                                       key, key + kStepKeys);
-  }
-
-  // While the tile unit multiplies for one step, the vector units work on the step before.
+  // While the tile unit multiplies for the scores of one step, the vector units work on the weights
+  // of the step before.
   void RunChunk() {
-    Step step, next;
-    if (!FirstStep(0, step)) return;
+    Block block;
+    if (!FindBlock(0, block)) return;
+    Step step = StepAt(block, block.key), next;
     int at = 0;
-    Scores(step, scores_[at], [](int64_t, int64_t) {});
-    NewMaxima(step, 0, scores_[at]);
-    NewMaxima(step, 16, scores_[at]);
+    Batch batch = {step.key, 0};
+    PlainScores(step, scores_[at]);
+    NewMaxima(step, scores_[at]);
     Rescale(step);
     while (true) {
       const bool more = NextStep(step, next);
-      if (more) {
-        Scores(next, scores_[at ^ 1], [&](int64_t i, int64_t count) {
-          Probabilities(step, step.rows * i / count, step.rows * (i + 1) / count, scores_[at]);
-        });
+      uint16_t* p = p_ + batch.groups * kGroupWeights;
+      if (more && step.block.rows > 16 && next.block.rows > 16) {
+        Scores<2>(
+            next, scores_[at ^ 1], [&](int64_t row) __attribute__((always_inline)) {
+              Weights<kKeyGroups>(step, row, scores_[at], p);
+            });
+        AllWeights(step, next.groups * kRowsPerGroup, scores_[at], p);
       } else {
-        Probabilities(step, 0, step.rows, scores_[at]);
+        AllWeights(step, 0, scores_[at], p);
+        if (more) PlainScores(next, scores_[at ^ 1]);
       }
-      AddValues(step, [&](int64_t i, int64_t count) {
-        if (more && i == 0) NewMaxima(next, 0, scores_[at ^ 1]);
-        if (more && i == count / 2) NewMaxima(next, 16, scores_[at ^ 1]);
-      });
-      if (not_finite_[(step.key - chunk_) / kStepKeys]) AddNotFinite(step);
+      if (more) NewMaxima(next, scores_[at ^ 1]);
+      batch.groups += step.groups;
+      if (!more || next.block.row != step.block.row || at_.grown != 0 ||
+          batch.groups > kBatchGroups - kKeyGroups) {
+        AddValues(step.block, batch);
+        batch = {next.key, 0};
+      }
       if (!more) return;
       Rescale(next);
       step = next;
@@ -192,142 +222,120 @@ class Task {
     }
   }
 
-  // `meanwhile`(i, count) is called count times in all, between products.
-  template <typename Meanwhile>
+  void PlainScores(const Step& step, float* scores) {
+    step.block.rows > 16 ? Scores<2>(step, scores, [](int64_t) {})
+                         : Scores<1>(step, scores, [](int64_t) {});
+  }
+
+  // `meanwhile`(row) is called for kRowsPerGroup rows in each group of keys, between products.
+  template <int kHalves, typename Meanwhile>
   ATTND_CPU_INLINE void Scores(const Step& step, float* scores, Meanwhile meanwhile) {
-    const uint16_t* q = q_ + step.row * kDim * kParts;
+    const uint16_t* q = q_ + step.block.row * kDim * kParts;
     const uint16_t* k = KeysAt(step.key);
-    const bool both = step.rows > 16;
-    const int64_t count = step.groups * kSteps;
-    constexpr int64_t kPart = kSteps * kTileElems;
-    for (int64_t group = 0; group < step.groups; ++group) {
-      const uint16_t* keys = k + group * 2 * kPart * kParts;
-      ZeroSums();
+    constexpr int64_t kKeyTile = 16 * kDim * kParts;
+    ZeroSums<0, kHalves>();
+    ZeroSums<1, kHalves>();
+    for (int64_t group = 0; group < step.groups; ++group, k += 2 * kKeyTile) {
+      const auto slot = [&](int64_t i) __attribute__((always_inline)) {
+        constexpr int64_t kSlots = 4 * kSteps;
+        for (int64_t row = kRowsPerGroup * i / kSlots; row < kRowsPerGroup * (i + 1) / kSlots;
+             ++row) {
+          meanwhile(kRowsPerGroup * group + row);
+        }
+      };
+#pragma GCC unroll 8
       for (int64_t i = 0; i < kSteps; ++i) {
-        const uint16_t* a = q + i * 2 * kTileElems;
-        const uint16_t* b = keys + i * kTileElems;
-        const auto part_done = [&](int64_t quarter) __attribute__((always_inline)) {
-          meanwhile((group * kSteps + i) * 4 + quarter, count * 4);
-        };
-        MultiplyParts<true>({a, 2 * kPart, kTileElems}, {b, kPart, kPart * kParts}, both,
-                            part_done);
+        Multiply<0, kHalves, kParts, true>(
+            q + i * 2 * kTileElems * kParts,
+            k + i * kTileElems * kParts, [&](int64_t j) __attribute__((always_inline)) {
+              slot(2 * i + j);
+            });
+        if (i == 1 && group > 0) {
+          StoreSums<1, kHalves>(scores + (2 * group - 1) * 256, kHalfScores);
+          ZeroSums<1, kHalves>();
+        }
       }
-      StoreSums(scores + group * 32, kStepKeys * 4, both);
+#pragma GCC unroll 8
+      for (int64_t i = 0; i < kSteps; ++i) {
+        Multiply<1, kHalves, kParts, true>(
+            q + i * 2 * kTileElems * kParts,
+            k + kKeyTile + i * kTileElems * kParts, [&](int64_t j) __attribute__((always_inline)) {
+              slot(2 * (kSteps + i) + j);
+            });
+        if (i == 1) {
+          StoreSums<0, kHalves>(scores + 2 * group * 256, kHalfScores);
+          ZeroSums<0, kHalves>();
+        }
+      }
     }
+    StoreSums<1, kHalves>(scores + (2 * step.groups - 1) * 256, kHalfScores);
     if constexpr (kParts == 2) ScoreNotFinite(step, scores);
   }
 
   // The product of the parts of infinite fp16 numbers has a NaN where theirs is infinite: what such
   // a row of Q or K takes part in is computed again, as it is.
   __attribute__((noinline)) void ScoreNotFinite(const Step& step, float* scores) const {
-    const uint32_t bad_rows = bad_rows_[step.row / kBlockRows];
+    const uint32_t bad_rows = bad_rows_[step.block.row / kBlockRows];
     for (int64_t group = 0; group < step.groups; ++group) {
       const uint32_t bad_keys = bad_keys_[(step.key - chunk_) / 32 + group];
       if (bad_keys == 0 && bad_rows == 0) continue;
       const int64_t keys = Min(32, end_ - step.key - group * 32);
-      for (int64_t row = 0; row < step.rows; ++row) {
+      for (int64_t row = 0; row < step.block.rows; ++row) {
         for (int64_t i = 0; i < keys; ++i) {
           if ((bad_rows >> row & 1) == 0 && (bad_keys >> i & 1) == 0) continue;
           const auto* key =
               static_cast<const unsigned char*>(tile_.k.Row(step.key + group * 32 + i));
-          scores[row * kStepKeys + group * 32 + i] =
-              DotF16(Query(step.row + row), key, tile_.head_dim);
+          ScoresOf(scores, row, 2 * group + i / 16)[i % 16] =
+              DotF16(Query(step.block.row + row), key, tile_.head_dim);
         }
       }
     }
   }
 
-  // Two tiles beside each other, `half` apart, of each part.
-  struct Operand {
-    const uint16_t* tiles;
-    int64_t part;
-    int64_t half;
-  };
-
-  // Adds the products of A, two row halves, and B; of their parts all, but that of the two low ones
-  // only with kLow: scores are exact to fp32, P.V to fp16. `meanwhile`(0 .. 3) comes between.
-  template <bool kLow, typename Meanwhile>
-  static ATTND_CPU_INLINE void MultiplyParts(const Operand& a, const Operand& b, bool both,
-                                             Meanwhile meanwhile) {
-    LoadTile<kB0>(b.tiles, 64);
-    LoadTile<kA0>(a.tiles, 64);
-    LoadTile<kB1>(b.tiles + b.half, 64);
-    MultiplyTiles<kSum00, kA0, kB0>();
-    meanwhile(0);
-    MultiplyTiles<kSum01, kA0, kB1>();
-    meanwhile(1);
-    if (both) {
-      LoadTile<kA1>(a.tiles + a.half, 64);
-      MultiplyTiles<kSum10, kA1, kB0>();
-    }
-    meanwhile(2);
-    if (both) MultiplyTiles<kSum11, kA1, kB1>();
-    if constexpr (kParts == 2) {
-      LoadA(a, 1, both);
-      MultiplyLoaded(both);
-      LoadTile<kB0>(b.tiles + b.part, 64);
-      LoadTile<kB1>(b.tiles + b.part + b.half, 64);
-      if (kLow) MultiplyLoaded(both);
-      LoadA(a, 0, both);
-      MultiplyLoaded(both);
-    }
-    meanwhile(3);
-  }
-
-  static ATTND_CPU_INLINE void LoadA(const Operand& a, int64_t part, bool both) {
-    LoadTile<kA0>(a.tiles + part * a.part, 64);
-    if (both) LoadTile<kA1>(a.tiles + part * a.part + a.half, 64);
-  }
-
-  static ATTND_CPU_INLINE void MultiplyLoaded(bool both) {
-    MultiplyTiles<kSum00, kA0, kB0>();
-    MultiplyTiles<kSum01, kA0, kB1>();
-    if (!both) return;
-    MultiplyTiles<kSum10, kA1, kB0>();
-    MultiplyTiles<kSum11, kA1, kB1>();
-  }
-
-  static ATTND_CPU_INLINE void StoreSums(float* to, int64_t stride_bytes, bool both) {
-    StoreTile<kSum00>(to, stride_bytes);
-    StoreTile<kSum01>(to + 16, stride_bytes);
-    if (!both) return;
-    StoreTile<kSum10>(to + 4 * stride_bytes, stride_bytes);
-    StoreTile<kSum11>(to + 4 * stride_bytes + 16, stride_bytes);
-  }
-  static ATTND_CPU_INLINE void LoadSums(const float* from, int64_t stride_bytes, bool both) {
-    LoadTile<kSum00>(from, stride_bytes);
-    LoadTile<kSum01>(from + 16, stride_bytes);
-    if (!both) return;
-    LoadTile<kSum10>(from + 4 * stride_bytes, stride_bytes);
-    LoadTile<kSum11>(from + 4 * stride_bytes + 16, stride_bytes);
-  }
-
-  // O += P.V.
-  template <typename Meanwhile>
-  ATTND_CPU_INLINE void AddValues(const Step& step, Meanwhile meanwhile) {
-    float* o = o_ + step.row * kDim;
-    const uint16_t* v = ValuesAt(step.key);
-    const bool both = step.rows > 16;
-    constexpr int64_t kPart = 2 * kSteps * kTileElems;
-    for (int64_t column = 0; column < kSteps; ++column) {
-      LoadSums(o + column * 32, kDim * 4, both);
-      for (int64_t group = 0; group < step.groups; ++group) {
-        const Operand p = {p_ + group * kTileElems, 2 * kKeyGroups * kTileElems,
-                           kKeyGroups * kTileElems};
-        const Operand values = {v + group * kPart * kParts + 2 * column * kTileElems, kPart,
-                                kTileElems};
-        MultiplyParts<false>(p, values, both, [](int64_t) {});
-      }
-      meanwhile(column, kSteps);
-      StoreSums(o + column * 32, kDim * 4, both);
+  // O += P.V, for all steps of the batch.
+  void AddValues(const Block& block, const Batch& batch) {
+    block.rows > 16 ? AddValuesOf<2>(block, batch) : AddValuesOf<1>(block, batch);
+    for (int64_t key = batch.key; key < batch.key + batch.groups * 32; key += kStepKeys) {
+      if (not_finite_[(key - chunk_) / kStepKeys]) AddNotFinite(block, batch, key);
     }
   }
 
-  ATTND_CPU_INLINE Place PlaceOf(const Step& step) const { return {&tile_, step.row, step.key}; }
+  template <int kHalves>
+  void AddValuesOf(const Block& block, const Batch& batch) {
+    float* o = o_ + block.row * kDim;
+    const uint16_t* v = ValuesAt(batch.key);
+    LoadSums<0, kHalves>(o, kHalfO);
+    LoadSums<1, kHalves>(o + 256, kHalfO);
+    for (int64_t column = 0; column < 2 * kSteps; column += 2, v += 2 * kColumnElems, o += 512) {
+      AddColumn<0, kHalves>(v, batch.groups, [&] {
+        if (column == 0) return;
+        StoreSums<1, kHalves>(o - 256, kHalfO);
+        LoadSums<1, kHalves>(o + 256, kHalfO);
+      });
+      AddColumn<1, kHalves>(v + kColumnElems, batch.groups, [&] {
+        StoreSums<0, kHalves>(o, kHalfO);
+        if (column + 2 < 2 * kSteps) LoadSums<0, kHalves>(o + 512, kHalfO);
+      });
+    }
+    StoreSums<1, kHalves>(o - 256, kHalfO);
+  }
+
+  // `change` sees to the other set's sums.
+  template <int set, int kHalves, typename Change>
+  ATTND_CPU_INLINE void AddColumn(const uint16_t* v, int64_t groups, Change change) {
+    const uint16_t* p = p_;
+    for (int64_t group = 0; group < groups; ++group, p += kGroupWeights) {
+      Multiply<set, kHalves, kParts, false>(p, v + group * kTileElems * kParts, [](int64_t) {});
+      if (group == (groups > 1 ? 1 : 0)) change();
+    }
+  }
+
+  void NewMaxima(const Step& step, float* scores) {
+    for (int64_t first = 0; first < step.block.rows; first += 16) NewMaxima(step, first, scores);
+  }
 
   void NewMaxima(const Step& step, int64_t first, float* scores) {
-    const Place place = PlaceOf(step);
-    if (first >= step.rows) return;
+    const Place place = {&tile_, step.block.row, step.key};
     if (general_) {
       step.edge ? amx::NewMaxima<true, true>(place, exponent_, state_, first, scores, at_)
                 : amx::NewMaxima<false, true>(place, exponent_, state_, first, scores, at_);
@@ -337,43 +345,55 @@ class Task {
     }
   }
 
-  ATTND_CPU_INLINE void Probabilities(const Step& step, int64_t begin, int64_t end,
-                                      const float* scores) {
-    const Place place = PlaceOf(step);
-    step.edge
-        ? EdgeProbabilities<kParts>(place, exponent_, state_, at_, begin, end, scores, p_)
-        : amx::Probabilities<kParts, false>(place, exponent_, state_, at_, begin, end, scores, p_);
+  // Of rows from `row` on.
+  void AllWeights(const Step& step, int64_t row, float* scores, uint16_t* p) {
+    for (; row < step.block.rows; ++row) {
+      step.groups <= 2 ? Weights<2>(step, row, scores, p)
+                       : Weights<kKeyGroups>(step, row, scores, p);
+    }
   }
 
-  ATTND_CPU_INLINE void Rescale(const Step& step) {
+  template <int kGroups>
+  ATTND_CPU_INLINE void Weights(const Step& step, int64_t row, float* scores, uint16_t* p) {
+    amx::Weights<kParts, kGroups>(exponent_, at_.shift[row], row, scores,
+                                  state_.sum + (step.block.row + row) * 16, p);
+  }
+
+  void Rescale(const Step& step) {
     for (uint32_t grown = at_.grown; grown != 0; grown &= grown - 1) {
       const int row = __builtin_ctz(grown);
-      float* o = o_ + (step.row + row) * kDim;
       const __m512 factor = _mm512_set1_ps(at_.factor[row]);
-      for (int64_t i = 0; i < kDim; i += 16) {
-        _mm512_store_ps(o + i, _mm512_mul_ps(_mm512_load_ps(o + i), factor));
+      for (int64_t column = 0; column < 2 * kSteps; ++column) {
+        float* o = OutputOf(step.block.row + row, column);
+        _mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o), factor));
       }
     }
   }
 
-  // Infinite and NaN elements of V, in the rows that see them: those whose weight is not 0.
-  void AddNotFinite(const Step& step) {
-    const int64_t end = Min(step.key + step.groups * 32, end_);
-    for (int64_t key = step.key; key < end; ++key) {
+  // 16 columns of a row of O.
+  float* OutputOf(int64_t row, int64_t column) const {
+    return o_ + row / 16 * kHalfO + column * 256 + row % 16 * 16;
+  }
+
+  // Infinite and NaN elements of V from the step at `key` on, in the rows that see them: those
+  // whose weight is not 0.
+  __attribute__((noinline)) void AddNotFinite(const Block& block, const Batch& batch,
+                                              int64_t from) {
+    const int64_t end = Min(Min(from + kStepKeys, batch.key + batch.groups * 32), end_);
+    for (int64_t key = from; key < end; ++key) {
       alignas(64) float v[kDim];
       __mmask16 masks[kDim / 16];
       if (!NotFiniteOf(key, v, masks)) continue;
-      const int64_t place = key - step.key;
-      for (int64_t row = 0; row < step.rows; ++row) {
-        const uint16_t bits =
-            p_[((row / 16 * kKeyGroups + place / 32) * 16 + row % 16) * 32 + place % 32];
+      const int64_t place = key - batch.key;
+      const uint16_t* weights = p_ + place / 32 * kGroupWeights + place % 16 * 2 + place % 32 / 16;
+      for (int64_t row = 0; row < block.rows; ++row) {
+        const uint16_t bits = weights[row * kDepth];
         if (bits == 0) continue;
         const __m512 p = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(bits) << 16));
-        float* o = o_ + (step.row + row) * kDim;
         for (int64_t i = 0; i < kDim / 16; ++i) {
-          const __m512 sum = _mm512_load_ps(o + 16 * i);
-          _mm512_store_ps(o + 16 * i,
-                          _mm512_mask3_fmadd_ps(p, _mm512_load_ps(v + 16 * i), sum, masks[i]));
+          float* o = OutputOf(block.row + row, i);
+          _mm512_store_ps(
+              o, _mm512_mask3_fmadd_ps(p, _mm512_load_ps(v + 16 * i), _mm512_load_ps(o), masks[i]));
         }
       }
     }
@@ -402,11 +422,12 @@ class Task {
       const float sum = _mm512_reduce_add_ps(_mm512_load_ps(state_.sum + row * 16));
       const bool none = max == -kInfinity && sum == sum;
       alignas(64) float o[kDim];
-      const __m512 total = _mm512_set1_ps(sum);
+      const __m512 factor = _mm512_set1_ps(1.0f / sum);
       for (int64_t i = 0; i < kDim; i += 32) {
-        RestoreColumns(o_ + row * kDim + i, o + i);
+        RestoreColumns(_mm512_load_ps(OutputOf(row, i / 16)),
+                       _mm512_load_ps(OutputOf(row, i / 16 + 1)), o + i);
         for (int64_t j = i; j < i + 32; j += 16) {
-          const __m512 answer = _mm512_div_ps(_mm512_load_ps(o + j), total);
+          const __m512 answer = _mm512_mul_ps(_mm512_load_ps(o + j), factor);
           _mm512_store_ps(o + j, none ? _mm512_setzero_ps() : answer);
         }
       }
@@ -424,12 +445,12 @@ class Task {
   }
 
   const GroupTile& tile_;
-  uint16_t* q_;       // [block][part][step][row half][row][32]
-  uint16_t* k_;       // [16 keys][part][step][pair of columns][key][2]
-  uint16_t* v_;       // [32 keys][part][group of columns][pair of keys][column][2]
-  uint16_t* p_;       // [part][row half][group of 32 keys][row][32]
-  float* o_;          // [row][kDim], columns as PackValues leaves them
-  float* scores_[2];  // [row][key]
+  uint16_t* q_;       // [block][step][part][row half][row][32]
+  uint16_t* k_;       // [16 keys][step][part][pair of columns][key][2]
+  uint16_t* v_;       // [16 columns][32 keys][part][pair of keys][column][2]
+  uint16_t* p_;       // [32 keys][part][row half][row][pair of keys][2]
+  float* o_;          // [row half][16 columns][row][16], columns as PackValues leaves them
+  float* scores_[2];  // [row half][16 keys][row][16]
   RowState state_;
   StepState at_;
   Exponent exponent_;

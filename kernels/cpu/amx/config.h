@@ -1,8 +1,8 @@
 // Sizes of the AMX kernel, and why.
 //
 // A tile register holds 16 rows of 64 bytes; a product of two takes 16 cycles and is 16 x 16 x 32
-// multiply-adds, 1024 operations a cycle. Loading a tile from the L1 takes 8 cycles, so a 2 x 2
-// block of sums (4 loads for 4 products) keeps the unit busy.
+// multiply-adds, 1024 operations a cycle. Loading a tile from the L1 takes 8 cycles, so 2 x 1 blocks
+// of sums (3 loads for 2 products) keep the unit busy; storing one takes 18.
 #ifndef ATTND_KERNELS_CPU_AMX_CONFIG_H_
 #define ATTND_KERNELS_CPU_AMX_CONFIG_H_
 
@@ -14,22 +14,26 @@ inline constexpr int64_t kTileRows = 16;    // rows of a tile register
 inline constexpr int64_t kTileElems = 512;  // bf16 in one: 16 x 32
 inline constexpr int64_t kDepth = 32;  // multiply-adds of one product, head_dim is padded to it
 
-// Query rows and keys of one step. The sums of P.V are loaded and stored once a step: with 64 keys
-// that takes longer than the 8 products between, with 128 keys it is hidden behind 16. At head_dim
-// 128 a row block's Q (8 KiB), O (16 KiB), scores (16 KiB) and probabilities (8 KiB) are as large
-// as the L1, through which K and V pass; they need 32 bytes a cycle from the L2, which gives 48.
+// Query rows and keys of one step. While its scores are computed, each group of keys is accompanied
+// by the weights of so many rows of the step before.
 inline constexpr int64_t kBlockRows = 32;
 inline constexpr int64_t kStepKeys = 128;
 inline constexpr int64_t kKeyGroups = kStepKeys / 32;
+inline constexpr int64_t kRowsPerGroup = kBlockRows / kKeyGroups;
+
+// P.V waits for so many keys, unless a row's maximum grows, as O is loaded and stored once for all
+// of them.
+inline constexpr int64_t kBatchKeys = 256;
+inline constexpr int64_t kBatchGroups = kBatchKeys / 32;
 
 // Key positions are cut into steps from position 0 on, for every query: what a row computes does
 // not depend on the rows that it shares a block or a task with.
 
 // Packed keys of a task at a time, in the L2 together with Q and O of all its rows: 256 KiB of K
-// and V, unless that were less than two steps.
+// and V, unless that were less than a batch.
 constexpr int64_t ChunkKeys(int64_t padded_dim, int64_t parts) {
-  const int64_t keys = 256 * 1024 / (padded_dim * parts * 4) / kStepKeys * kStepKeys;
-  return keys < 2 * kStepKeys ? 2 * kStepKeys : keys > 512 ? 512 : keys;
+  const int64_t keys = 256 * 1024 / (padded_dim * parts * 4);
+  return keys < 512 ? kBatchKeys : 512;
 }
 
 // Query rows of a task at most. Packing a key costs about as much as multiplying it by 50 rows.

@@ -108,7 +108,7 @@ ATTND_CPU_INLINE float DotF16(const unsigned char* a, const unsigned char* b, in
   return _mm512_reduce_add_ps(sum);
 }
 
-// One row of a block of queries: [part][step of 32 columns][row half][row][32]. True if an element
+// One row of a block of queries: [step of 32 columns][part][row half][row][32]. True if an element
 // is infinite or NaN.
 template <int kSteps, int kParts>
 bool PackQuery(const unsigned char* row, int64_t head_dim, int64_t row_in_block, uint16_t* block) {
@@ -118,7 +118,7 @@ bool PackQuery(const unsigned char* row, int64_t head_dim, int64_t row_in_block,
     const Elems<kParts> elems =
         row != nullptr ? LoadParts<kParts>(row, step * kDepth, head_dim) : Elems<kParts>{};
     for (int part = 0; part < kParts; ++part) {
-      _mm512_store_si512(at + (part * kSteps + step) * 2 * kTileElems, elems.part[part]);
+      _mm512_store_si512(at + (step * kParts + part) * 2 * kTileElems, elems.part[part]);
     }
     not_finite |= NotFinite(elems.part[0]);
   }
@@ -158,7 +158,7 @@ ATTND_CPU_INLINE void Transpose(__m512i rows[16]) {
 }
 
 // 16 keys from `key` on, zeros from `end` on, as the right operand of Q.K^T:
-// [part][step][pair of columns][key][2]. For fp16, bit i of the result: key i has an element that
+// [step][part][pair of columns][key][2]. For fp16, bit i of the result: key i has an element that
 // is infinite or NaN.
 template <int kSteps, int kParts>
 uint32_t PackKeys(const KvView& k, int64_t key, int64_t end, int64_t head_dim, uint16_t* to) {
@@ -175,7 +175,7 @@ uint32_t PackKeys(const KvView& k, int64_t key, int64_t end, int64_t head_dim, u
     }
     for (int part = 0; part < kParts; ++part) {
       Transpose(rows[part]);
-      uint16_t* tile = to + (part * kSteps + step) * kTileElems;
+      uint16_t* tile = to + (step * kParts + part) * kTileElems;
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + i * kDepth, rows[part][i]);
     }
@@ -183,17 +183,19 @@ uint32_t PackKeys(const KvView& k, int64_t key, int64_t end, int64_t head_dim, u
   return not_finite;
 }
 
-// 32 keys from `key` on, zeros from `end` on, as the right operand of P.V:
-// [part][group of 16 columns][pair of keys][column][2], where two groups together hold 32 columns
-// in the order of ColumnPlace. Infinite and NaN elements become 0; true if there were any.
+// 32 keys from `key` on, zeros from `end` on, as the right operand of P.V: tiles
+// [part][pair of keys that are 16 apart][column][2] for each group of 16 columns, `stride` elements
+// apart; two groups together hold 32 columns in the order of ColumnPlace. Infinite and NaN elements
+// become 0; true if there were any.
 template <int kSteps, int kParts>
-bool PackValues(const KvView& v, int64_t key, int64_t end, int64_t head_dim, uint16_t* to) {
+bool PackValues(const KvView& v, int64_t key, int64_t end, int64_t head_dim, int64_t stride,
+                uint16_t* to) {
   __mmask32 not_finite = 0;
   for (int pair = 0; pair < 16; ++pair) {
     for (int step = 0; step < kSteps; ++step) {
       Elems<kParts> elems[2];
       for (int i = 0; i < 2; ++i) {
-        const int64_t row = key + 2 * pair + i;
+        const int64_t row = key + pair + 16 * i;
         elems[i] = row < end ? LoadParts<kParts>(static_cast<const unsigned char*>(v.Row(row)),
                                                  step * kDepth, head_dim)
                              : Elems<kParts>{};
@@ -202,10 +204,10 @@ bool PackValues(const KvView& v, int64_t key, int64_t end, int64_t head_dim, uin
         not_finite |= bad;
       }
       for (int part = 0; part < kParts; ++part) {
-        uint16_t* tile = to + (part * kSteps + step) * 2 * kTileElems + pair * kDepth;
+        uint16_t* tile = to + 2 * step * stride + part * kTileElems + pair * kDepth;
         const __m512i first = elems[0].part[part], second = elems[1].part[part];
         _mm512_store_si512(tile, _mm512_unpacklo_epi16(first, second));
-        _mm512_store_si512(tile + kTileElems, _mm512_unpackhi_epi16(first, second));
+        _mm512_store_si512(tile + stride, _mm512_unpackhi_epi16(first, second));
       }
     }
   }
@@ -220,9 +222,8 @@ ATTND_CPU_INLINE int64_t ColumnPlace(int64_t column) {
   return column - in_group + half * 16 + in_group / 8 * 4 + in_group % 4;
 }
 
-// 32 columns of O in their own order again.
-ATTND_CPU_INLINE void RestoreColumns(const float* from, float* to) {
-  const __m512 first = _mm512_loadu_ps(from), second = _mm512_loadu_ps(from + 16);
+// Two groups of 16 columns of O as 32 in their own order again.
+ATTND_CPU_INLINE void RestoreColumns(__m512 first, __m512 second, float* to) {
   const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i high =
       _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);

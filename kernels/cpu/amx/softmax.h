@@ -1,5 +1,10 @@
 // The softmax of one step of the AMX kernel: 32 rows and 128 keys, a vector 16 keys of a row.
 // Included by the AMX kernel's unit alone.
+//
+// While tiles are at work, the multiplier of port 5 is closed to vectors (measured: 96
+// multiplications among tile loads take 93 cycles, 46 without; additions, integers and comparisons
+// keep both ports). So what counts is the multiplier's operations: 8 for 16 scores, and as many
+// others.
 #ifndef ATTND_KERNELS_CPU_AMX_SOFTMAX_H_
 #define ATTND_KERNELS_CPU_AMX_SOFTMAX_H_
 
@@ -19,7 +24,7 @@ constexpr float kLog2E = 0x1.715476p+0f;
 // Scores in the caller's unit, times `factor`, are exponents of 2.
 struct Exponent {
   float factor;
-  float least;  // differences of scores below this count as this: exp is about 2^-126 there
+  float least;  // of differences of scores: exp is 2^-126 there, the least normal number
 
   static ATTND_CPU_INLINE Exponent Of(float factor) {
     const float least = -126.0f / factor;  // -inf for a subnormal factor
@@ -27,17 +32,16 @@ struct Exponent {
   }
 };
 
-// 2^(difference * factor) for difference <= 0, within 3e-6 of the value: between 2^-126 and 1,
-// exactly 1 for 0, NaN for NaN. The difference is scaled within the multiply-adds, so that scores
-// of any size cancel exactly.
+// 2^(difference * factor) for differences <= 0, within 3e-6 of the value: exactly 1 for 0, NaN for
+// NaN, and 0 where it would be below 2^-126, -inf included. The difference is scaled within the
+// multiply-adds, so that scores of any size cancel exactly.
 ATTND_CPU_INLINE __m512 ExpOf(__m512 difference, __m512 factor, __m512 least) {
-  // The second operand where one is NaN.
-  const __m512 d = _mm512_max_ps(least, difference);
+  const __mmask16 normal = _mm512_cmp_ps_mask(difference, least, _CMP_NLT_UQ);
   // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
   const __m512 magic = _mm512_set1_ps(0x1.8p23f);
-  const __m512 shifted = _mm512_fmadd_ps(d, factor, magic);
+  const __m512 shifted = _mm512_fmadd_ps(difference, factor, magic);
   const __m512 n = _mm512_sub_ps(shifted, magic);
-  const __m512 r = _mm512_fmsub_ps(d, factor, n);
+  const __m512 r = _mm512_fmsub_ps(difference, factor, n);
   // 2^r = 1 + r g(r) on |r| <= 1/2; g by minimax fit, error 2.8e-6.
   __m512 g = _mm512_set1_ps(0x1.3a02ccp-7f);
   g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.c9fc46p-5f));
@@ -45,7 +49,16 @@ ATTND_CPU_INLINE __m512 ExpOf(__m512 difference, __m512 factor, __m512 least) {
   g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.62e12cp-1f));
   g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(1.0f));
   const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
-  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(g), power));
+  return _mm512_castsi512_ps(_mm512_maskz_add_epi32(normal, _mm512_castps_si512(g), power));
+}
+
+// Rounded to bf16, halves away from zero: lane i holds even[i], then odd[i]. Without AVX512-BF16's
+// instruction, which takes the multiplier twice.
+ATTND_CPU_INLINE __m512i PackBF16(__m512 even, __m512 odd) {
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i low = _mm512_add_epi32(_mm512_castps_si512(even), half);
+  const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
+  return _mm512_mask_mov_epi16(_mm512_srli_epi32(low, 16), 0xaaaaaaaa, high);
 }
 
 // Lane i: the largest lane of v[i].
@@ -86,6 +99,12 @@ struct StepState {
   alignas(64) float factor[kBlockRows];  // for what was summed before
   uint32_t grown;                        // bit i: row i's factor is not 1, and something was summed
 };
+
+// The scores of a step lie as tiles: [row half][16 keys][row][16].
+constexpr int64_t kHalfScores = 16 * kStepKeys;
+ATTND_CPU_INLINE float* ScoresOf(float* scores, int64_t row, int64_t vector) {
+  return scores + row / 16 * kHalfScores + vector * 256 + row % 16 * 16;
+}
 
 // Where a step's rows stand, for masks and ALiBi.
 struct Place {
@@ -132,7 +151,7 @@ ATTND_CPU_INLINE void Transform(const Place& at, int64_t row, __m512 x[kKeyVecto
   }
 }
 
-// New maxima of 16 rows from `first` on, and what follows from them. `scores`: [row][kStepKeys].
+// New maxima of 16 rows from `first` on, and what follows from them, the sums' rescaling included.
 // With kGeneral, softcap and ALiBi are applied; with kEdge, hidden keys become -inf; both are
 // stored. Not inlined: its instances serve every head_dim.
 template <bool kEdge, bool kGeneral>
@@ -142,9 +161,8 @@ __attribute__((noinline)) void NewMaxima(const Place& at, const Exponent& expone
   __m512 v[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
-    float* row = scores + (first + i) * kStepKeys;
     __m512 x[kKeyVectors];
-    for (int j = 0; j < kKeyVectors; ++j) x[j] = _mm512_load_ps(row + 16 * j);
+    for (int j = 0; j < kKeyVectors; ++j) x[j] = _mm512_load_ps(ScoresOf(scores, first + i, j));
     if constexpr (kGeneral) Transform(at, first + i, x);
     if constexpr (kEdge) {
       const VisibleKeys visible(*at.tile, at.row + first + i, at.key);
@@ -153,7 +171,9 @@ __attribute__((noinline)) void NewMaxima(const Place& at, const Exponent& expone
       }
     }
     if constexpr (kEdge || kGeneral) {
-      for (int j = 0; j < kKeyVectors; ++j) _mm512_store_ps(row + 16 * j, x[j]);
+      for (int j = 0; j < kKeyVectors; ++j) {
+        _mm512_store_ps(ScoresOf(scores, first + i, j), x[j]);
+      }
     }
     for (int j = 1; j < kKeyVectors; ++j) x[0] = _mm512_max_ps(x[j], x[0]);
     v[i] = x[0];
@@ -170,58 +190,47 @@ __attribute__((noinline)) void NewMaxima(const Place& at, const Exponent& expone
                         _mm512_set1_ps(exponent.least)));
   const uint32_t grown = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(old_max, none, _CMP_NEQ_UQ),
                                                  new_max, old_max, _CMP_NEQ_UQ);
+  for (uint32_t left = grown; left != 0; left &= left - 1) {
+    const int64_t row = first + __builtin_ctz(left);
+    float* sum = rows.sum + (at.row + row) * 16;
+    _mm512_store_ps(sum, _mm512_mul_ps(_mm512_load_ps(sum), _mm512_set1_ps(step.factor[row])));
+  }
   step.grown = (first == 0 ? 0 : step.grown) | grown << first;
 }
 
-// Scores of rows [begin, end) become probabilities in bf16, as the left operand of P.V:
-// [part][row half][group of 32 keys][row][32]. With kEdge, -inf gives exactly 0.
-template <int kParts, bool kEdge>
-ATTND_CPU_INLINE void Probabilities(const Place& at, const Exponent& exponent, const RowState& rows,
-                                    const StepState& step, int64_t begin, int64_t end,
-                                    const float* scores, uint16_t* p) {
+// The scores of one row become weights in bf16, as the left operand of P.V:
+// [group of 32 keys][part][row half][row][16 pairs of keys that are 16 apart]. Of the first kGroups
+// groups, 2 or kKeyGroups: keys that are hidden add zeros to the sum, so that it is the same.
+template <int kParts, int kGroups>
+ATTND_CPU_INLINE void Weights(const Exponent& exponent, float shift, int64_t row, float* scores,
+                              float* sum, uint16_t* p) {
   const __m512 factor = _mm512_set1_ps(exponent.factor);
   const __m512 least = _mm512_set1_ps(exponent.least);
-  for (int64_t row = begin; row < end; ++row) {
-    const __m512 shift = _mm512_set1_ps(step.shift[row]);
-    __m512 e[kKeyVectors];
+  __m512 e[2 * kGroups];
 #pragma GCC unroll 8
-    for (int i = 0; i < kKeyVectors; ++i) {
-      const __m512 score = _mm512_load_ps(scores + row * kStepKeys + 16 * i);
-      e[i] = ExpOf(_mm512_sub_ps(score, shift), factor, least);
-      if constexpr (kEdge) {
-        e[i] = _mm512_maskz_mov_ps(
-            _mm512_cmp_ps_mask(score, _mm512_set1_ps(-kInfinity), _CMP_NEQ_UQ), e[i]);
-      }
-    }
-    float* sum = rows.sum + (at.row + row) * 16;
-    const __m512 total =
-        _mm512_add_ps(_mm512_add_ps(_mm512_add_ps(e[0], e[1]), _mm512_add_ps(e[2], e[3])),
-                      _mm512_add_ps(_mm512_add_ps(e[4], e[5]), _mm512_add_ps(e[6], e[7])));
-    _mm512_store_ps(sum,
-                    _mm512_fmadd_ps(_mm512_load_ps(sum), _mm512_set1_ps(step.factor[row]), total));
-    uint16_t* to = p + row / 16 * kKeyGroups * kTileElems + row % 16 * kDepth;
+  for (int i = 0; i < 2 * kGroups; ++i) {
+    const __m512 score = _mm512_load_ps(ScoresOf(scores, row, i));
+    e[i] = ExpOf(_mm512_sub_ps(score, _mm512_set1_ps(shift)), factor, least);
+  }
+  __m512 total = _mm512_add_ps(_mm512_add_ps(e[0], e[1]), _mm512_add_ps(e[2], e[3]));
+  if constexpr (kGroups == 4) {
+    total =
+        _mm512_add_ps(total, _mm512_add_ps(_mm512_add_ps(e[4], e[5]), _mm512_add_ps(e[6], e[7])));
+  }
+  _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), total));
+  uint16_t* to = p + row * kDepth;
 #pragma GCC unroll 4
-    for (int group = 0; group < kKeyGroups; ++group) {
-      const auto high =
-          reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(e[2 * group + 1], e[2 * group]));
-      _mm512_store_si512(to + group * kTileElems, high);
-      if constexpr (kParts == 2) {
-        const __m512 rest0 = _mm512_sub_ps(e[2 * group], WidenBF16(_mm512_castsi512_si256(high)));
-        const __m512 rest1 =
-            _mm512_sub_ps(e[2 * group + 1], WidenBF16(_mm512_extracti64x4_epi64(high, 1)));
-        _mm512_store_si512(to + (2 * kKeyGroups + group) * kTileElems,
-                           reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(rest1, rest0)));
-      }
+  for (int group = 0; group < kGroups; ++group, to += kParts * 2 * kTileElems) {
+    const __m512i high = PackBF16(e[2 * group], e[2 * group + 1]);
+    _mm512_store_si512(to, high);
+    if constexpr (kParts == 2) {
+      const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+      const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(high, 16));
+      const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(high, upper));
+      _mm512_store_si512(to + 2 * kTileElems, PackBF16(_mm512_sub_ps(e[2 * group], even),
+                                                       _mm512_sub_ps(e[2 * group + 1], odd)));
     }
   }
-}
-
-template <int kParts>
-__attribute__((noinline)) void EdgeProbabilities(const Place& at, const Exponent& exponent,
-                                                 const RowState& rows, const StepState& step,
-                                                 int64_t begin, int64_t end, const float* scores,
-                                                 uint16_t* p) {
-  Probabilities<kParts, true>(at, exponent, rows, step, begin, end, scores, p);
 }
 
 }  // namespace

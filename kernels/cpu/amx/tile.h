@@ -58,16 +58,6 @@ ATTND_CPU_INLINE void MultiplyTiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(a), "i"(b));
 }
 
-// Registers of the 2 x 2 block: sums [row half][column half], then the operands.
-enum : int { kSum00, kSum01, kSum10, kSum11, kA0, kA1, kB0, kB1 };
-
-ATTND_CPU_INLINE void ZeroSums() {
-  ZeroTile<kSum00>();
-  ZeroTile<kSum01>();
-  ZeroTile<kSum10>();
-  ZeroTile<kSum11>();
-}
-
 }  // namespace
 }  // namespace attnd::kernels::cpu::amx
 // NOLINTEND(misc-definitions-in-headers)
