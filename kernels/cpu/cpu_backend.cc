@@ -16,9 +16,10 @@
 namespace attnd::kernels::cpu {
 namespace {
 
-// A helper that sleeps takes some 10 us to arrive; a core computes about this many multiply-adds in
-// that time, with kernels of speed 1. Less work per thread than this is not worth waking one.
-constexpr double kMinCostPerThread = 500e3;
+// A helper that sleeps takes some 10 us to arrive on an idle machine and 20 or more on a virtual
+// one, and wakes its tile unit for another 5; a core computes about this many multiply-adds in 30
+// us, with kernels of speed 1. Less work per thread than this is not worth waking one.
+constexpr double kMinCostPerThread = 1.5e6;
 
 // How much faster than the vector kernels AMX multiplies, roughly.
 constexpr double kAmxSpeed = 8;
