@@ -69,7 +69,7 @@ absl::Status KserveStreamCall::TakeShare() {
     declared_bytes_ = *declared;
   }
   uint64_t ticket = 0;
-  const absl::Status status = shares_.budget.Acquire(
+  absl::Status status = shares_.budget.Acquire(
       declared_bytes_, [this](ReceivePermit share) { share_ = std::move(share); }, &ticket);
   if (!absl::IsResourceExhausted(status)) return status;
   return Busy(absl::StrCat("streams hold ", shares_.budget.used_bytes(), " of ",
