@@ -20,8 +20,8 @@ namespace attnd::server {
 // Names, as Prometheus sees them:
 //
 //   counters
-//   attnd_calls_total{transport}                calls that came in: unary, stream; each request of a
-//                                               ModelStreamInfer counts as one, here and below
+//   attnd_calls_total{transport}                calls that came in: unary, stream; of a
+//                                               ModelStreamInfer each request, here and below
 //   attnd_requests_received_total               calls whose message has begun to be read
 //   attnd_requests_finished_total{code,stage}   every call ends in exactly one of these
 //   attnd_received_bytes_total{transport}       payload: unary, stream, region (read in place)

@@ -1,8 +1,8 @@
 // Sizes of the AMX kernel, and why.
 //
 // A tile register holds 16 rows of 64 bytes; a product of two takes 16 cycles and is 16 x 16 x 32
-// multiply-adds, 1024 operations a cycle. Loading a tile from the L1 takes 8 cycles, so 2 x 1 blocks
-// of sums (3 loads for 2 products) keep the unit busy; storing one takes 18.
+// multiply-adds, 1024 operations a cycle. Loading a tile from the L1 takes 8 cycles, so 2 x 1
+// blocks of sums (3 loads for 2 products) keep the unit busy; storing one takes 18.
 #ifndef ATTND_KERNELS_CPU_AMX_CONFIG_H_
 #define ATTND_KERNELS_CPU_AMX_CONFIG_H_
 
