@@ -262,9 +262,6 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // These callers are slow on purpose. With the probe, gRPC 1.51's client at times leaves the
-  // window of a stream shut that nobody read from for a while, until the next probe, or for good.
-  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 

@@ -108,8 +108,10 @@ TEST_F(StreamTest, S53AnswersThatAreNotReadStopNothingElse) {
   const v1::ComputeRequest small = MakeRequest({});
   // Its threads serve the connection from then on, though nobody waits on it.
   EXPECT_TRUE(IsRight(server_.Compute(small), small));
-  RawStream first(server_.channel(), kStreamMethod);
-  RawStream second(server_.channel(), kStreamMethod);
+  // One that declares nothing takes all the memory for receiving, and the other might come first.
+  const CallOptions declared{.declare = CallOptions::Declare::kText, .declared_text = "1100000"};
+  RawStream first(server_.channel(), kStreamMethod, declared);
+  RawStream second(server_.channel(), kStreamMethod, declared);
   WriteAll(first, messages);
   WriteAll(second, messages);
   // Both are computed, and both answers stand: the windows do not take them.
