@@ -36,7 +36,12 @@ class Watch(threading.Thread):
 
 
 def test_ten_times_its_capacity(tmp_path):
-    undisturbed(lambda percentile: overload(tmp_path, seconds("ATTND_LOAD_SECONDS", 6), percentile))
+    """By the median in a short run, of whose 150 answers two make the p99, and by what the server got of its processor; by the p99 from 30 s on."""
+    duration_s = seconds("ATTND_LOAD_SECONDS", 6)
+    if duration_s < 30:
+        overload(tmp_path, duration_s, "p50_us")
+    else:
+        undisturbed(lambda percentile: overload(tmp_path, duration_s, percentile))
 
 
 def overload(folder, duration_s, percentile):
