@@ -125,12 +125,15 @@ JobPtr BatchQueue::Extract(Entry* entry) {
 
 JobPtr BatchQueue::Remove(const Job& job) {
   const auto found = entries_.find(&job);
-  return found == entries_.end() ? nullptr : Extract(&found->second);
+  JobPtr removed = found == entries_.end() ? nullptr : Extract(&found->second);
+  if (empty()) taken_at_ = kNever;
+  return removed;
 }
 
 std::vector<JobPtr> BatchQueue::TakeExpired(TimePoint now) {
   std::vector<JobPtr> expired;
   while (EarliestDeadline() <= now) expired.push_back(Extract(*deadlines_.begin()));
+  if (empty()) taken_at_ = kNever;
   return expired;
 }
 
@@ -138,6 +141,7 @@ std::vector<JobPtr> BatchQueue::TakeAll() {
   std::vector<JobPtr> all;
   all.reserve(entries_.size());
   while (!empty()) all.push_back(Extract(*arrivals_.begin()));
+  taken_at_ = kNever;
   return all;
 }
 
@@ -197,7 +201,7 @@ std::vector<JobPtr> BatchQueue::TakeBatch(TimePoint now, Duration longest) {
     taken += entry->job->predicted();
     jobs.push_back(Extract(entry));
   }
-  LearnPace(now, taken);
+  if (!jobs.empty()) LearnPace(now, taken);
   return jobs;
 }
 

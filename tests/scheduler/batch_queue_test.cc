@@ -306,6 +306,33 @@ TEST_F(BatchQueueTest, PredictedTimeCountsAsWhatItTakesLately) {
   queue.TakeAll();
 }
 
+// Neither a look that takes nothing nor time in which nothing waited is slowness.
+TEST_F(BatchQueueTest, IdleTimeAndEmptyLooksDoNotSlowThePace) {
+  BatchQueue queue({.max_batch_problems = 1, .max_queue_ms = 100});
+  const auto add = [&](Duration predicted) {
+    const JobPtr job = MakeJob({.arrival = t0_, .predicted = predicted});
+    queue.Add(job);
+    return job;
+  };
+  TimePoint now = t0_;
+  add(milliseconds(10));
+  const JobPtr gone = add(milliseconds(10));
+  queue.TakeBatch(now);
+  queue.Remove(*gone);
+  now += seconds(9);  // idle
+  add(milliseconds(10));
+  add(milliseconds(10));
+  queue.TakeBatch(now);
+  for (int i = 0; i < 1000; ++i) {
+    now += microseconds(10);
+    EXPECT_TRUE(queue.TakeBatch(now, milliseconds(1)).empty());
+  }
+  queue.TakeBatch(now);
+  add(milliseconds(50));
+  EXPECT_TRUE(queue.Admit(*MakeJob({.predicted = milliseconds(49)}), now).ok());
+  queue.TakeAll();
+}
+
 // A call whose message has not come is taken to be as those that wait, or smaller as it is smaller.
 TEST_F(BatchQueueTest, ACallBeforeItsMessageFindsRoomAsTheMeanOfThoseThatWait) {
   BatchQueue queue({.max_queue_ms = 100});
