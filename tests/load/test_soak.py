@@ -4,11 +4,12 @@ import random
 import time
 
 from attnd_process import wait_until
-from scenario import Load, assert_only_these_ran, by_code, finished, is_idle, load, rss_bytes, seconds, serving, undisturbed
+from scenario import Load, assert_only_these_ran, by_code, cpu_seconds, finished, is_idle, load, rss_bytes, seconds, serving, undisturbed
 
 KIND = ("--q_heads=2", "--q_len=512", "--dtype=bfloat16")  # about 2 ms on a processor of 2026
 STEADY, VICTIMS = 0.6, 0.2  # of capacity
 CI_SECONDS = 12
+BUSY = 0.9  # of its processor: a server that has as much to do is not asked for more
 
 
 def test_callers_killed_at_random(tmp_path):
@@ -22,6 +23,7 @@ def soak(folder, duration_s, is_disturbed):
         rate = capacity["answered_per_s"]
         full = load(server, *KIND, f"--rate={3 * rate:.1f}", "--duration=2s")
         most = memory(server)  # a full queue's
+        began, used = time.monotonic(), cpu_seconds(server)
         steady = Load(server, *KIND, f"--rate={STEADY * rate:.1f}", f"--duration={duration_s}s", "--verify=0.02")
         samples = []
         while steady.process.poll() is None:
@@ -29,18 +31,21 @@ def soak(folder, duration_s, is_disturbed):
             time.sleep(chance.uniform(0.1, 0.9))  # a victim's life
             victim.kill()
             samples.append(memory(server))
+        busy = (cpu_seconds(server) - used) / (time.monotonic() - began)
         row = steady.row()
         wait_until(lambda: is_idle(server), "idle")
         counts = by_code(finished(server))
         rss, arena = (max(values) / before for values, before in zip(zip(*samples), most))
-        print(f"{len(samples)} killed, {counts}, {most[0] >> 20} MiB resident, of that {rss:.3f}, of the arena {arena:.3f}")
+        print(f"{len(samples)} killed, {counts}, {most[0] >> 20} MiB resident, of that {rss:.3f}, of the arena {arena:.3f}, busy {busy:.2f}")
         assert len(samples) > duration_s / 2
         assert counts["OK"] >= row["answered"] + full["answered"] + capacity["answered"]
         assert set(counts) <= {"OK", "CANCELLED", "RESOURCE_EXHAUSTED"} and row["verified"] > 0
         assert_only_these_ran(server)
         assert rss <= 1.05 and arena <= 1.05
-        # Four fifths of what it can do are more than it can while others take its processor.
-        assert is_disturbed or row["answered"] == row["sent"]
+        assert set(row["failed_by_code"]) <= {"RESOURCE_EXHAUSTED"}
+        # Four fifths of what it could do may become more than it can: where callers verify on the same core's other thread, where others take
+        # its processor. But a server that has time left refuses nothing.
+        assert is_disturbed or busy >= BUSY or row["answered"] == row["sent"]
 
 
 def memory(server):
