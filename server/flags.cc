@@ -67,8 +67,8 @@ ABSL_FLAG(
     "microseconds: a batch takes a quarter of it, and a longer request runs alone. 0: no bound. "
     "Negative: refused.");
 ABSL_FLAG(int64_t, max_queue_ms, Defaults().scheduler.max_queue_ms,
-          "Predicted device time of the requests that may wait for a device, in milliseconds; more "
-          "are refused. 0: no bound. Negative: refused.");
+          "How long a request may wait and run, as predicted from what runs and waits before it, in "
+          "milliseconds; one that could take longer is refused. 0: no bound. Negative: refused.");
 ABSL_FLAG(
     std::string, tenants, Defaults().tenants,
     "File of those who share the devices: a line for each, name weight=N max_queue_requests=N "

@@ -104,6 +104,7 @@ void BatchQueue::Add(JobPtr job) {
 }
 
 void BatchQueue::AddBack(const std::vector<JobPtr>& jobs) {
+  ends_at_ = TimePoint::min();
   for (auto job = jobs.rbegin(); job != jobs.rend(); ++job) {
     const Entry* const entry = Insert(*job, --first_sequence_);
     Charge(*entry->tenant, *entry->job, -1);
@@ -201,7 +202,9 @@ std::vector<JobPtr> BatchQueue::TakeBatch(TimePoint now, Duration longest) {
     taken += entry->job->predicted();
     jobs.push_back(Extract(entry));
   }
-  if (!jobs.empty()) LearnPace(now, taken);
+  if (jobs.empty()) return jobs;
+  LearnPace(now, taken);
+  ends_at_ = now + AtPace(taken);
   return jobs;
 }
 
@@ -218,6 +221,10 @@ Duration BatchQueue::AtPace(Duration predicted) const {
   if (predicted_lately_s_ <= 0) return predicted;
   const double pace = std::clamp(passed_lately_s_ / predicted_lately_s_, 1.0, kSlowestPace);
   return std::chrono::duration_cast<Duration>(predicted * pace);
+}
+
+Duration BatchQueue::RunsFor(TimePoint now) const {
+  return ends_at_ <= now ? Duration::zero() : ends_at_ - now;
 }
 
 std::vector<TenantFacts> BatchQueue::tenants() {

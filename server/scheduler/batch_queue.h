@@ -58,7 +58,10 @@ inline constexpr std::chrono::seconds kPlaceHeld{1};
 // tenant's spec leaves open is its weight's share of the bounds for all, so that no tenant fills
 // the queue. Where a tenant has nothing waiting, its bounds on bytes and time do not refuse it.
 // Predicted time counts as what it takes lately: on a processor that receives calls too, or where
-// predictions are too low, more than itself.
+// predictions are too low, more than itself. The bound on it is one on all that a request waits and
+// runs: what is left of the batch that runs counts too, and a fifth more, as predictions are not
+// exact. The time that its message takes is in it where a place is held for it, as the queue is
+// worked off meanwhile.
 // Calls whose message is on its way can be counted in (HoldPlace), so that no more are received
 // than there will be room for.
 //
@@ -78,7 +81,7 @@ class BatchQueue {
   // OK if a request of the tenant's of which only the size of its message is known would be within
   // the bounds, beside those that wait and those that places are held for, if it takes as long as
   // the mean of those that wait; a message of less than half their mean bytes, as much less.
-  absl::Status CheckRoom(const std::string& tenant, int64_t message_bytes) const;
+  absl::Status CheckRoom(const std::string& tenant, int64_t message_bytes, TimePoint now) const;
   // If there is room, counts the request in, for CheckRoom and HoldPlace, until it is let go of by
   // the number that is returned, or kPlaceHeld has passed: who sends so slowly keeps nobody out.
   absl::StatusOr<uint64_t> HoldPlace(const std::string& tenant, int64_t message_bytes,
@@ -199,12 +202,14 @@ class BatchQueue {
   Amount Guess(int64_t message_bytes) const;
   // The one whose turn it is, of those that are predicted to take no longer; null if there is none.
   Entry* Next(Duration longest) const;
-  absl::Status CheckTotalBounds(const Amount& there, const Amount& more) const;
+  absl::Status CheckTotalBounds(const Amount& there, const Amount& more, TimePoint now) const;
   absl::Status CheckTenantBounds(const Tenant& tenant, const Amount& there,
                                  const Amount& more) const;
   // How long what is predicted to take so long takes, by the pace of the batches taken lately.
   Duration AtPace(Duration predicted) const;
   void LearnPace(TimePoint now, Duration taken);
+  // About how long the batch taken last still runs.
+  Duration RunsFor(TimePoint now) const;
   // About how long until what waits before a new request of the tenant's has run.
   Duration WaitOf(const Tenant& tenant) const;
   void FillInBounds();
@@ -238,6 +243,7 @@ class BatchQueue {
   double passed_lately_s_ = 0;
   TimePoint taken_at_ = kNever;  // the last of them; kNever: nothing is left
   Duration taken_{};
+  TimePoint ends_at_ = TimePoint::min();  // about when the batch taken last ends
   int64_t last_sequence_ = 0;
   int64_t first_sequence_ = 0;
 };

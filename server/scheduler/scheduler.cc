@@ -65,7 +65,7 @@ class Scheduler::Impl {
     MutexLock lock(mutex_);
     if (!refusal_.ok()) return refusal_;
     if (message_bytes > kFirstWindowBytes) return queue_.HoldPlace(tenant, message_bytes, now);
-    if (absl::Status room = queue_.CheckRoom(tenant, message_bytes); !room.ok()) return room;
+    if (absl::Status room = queue_.CheckRoom(tenant, message_bytes, now); !room.ok()) return room;
     return 0;
   }
 

@@ -36,8 +36,8 @@ struct SchedulerOptions {
   // longer one runs alone): a new request then waits no longer than this for the batches that have
   // been handed out, up to three, and for those that run with it. 0: no bound.
   int64_t max_slice_us = 20'000;
-  // Predicted device time that may wait; beyond, Submit refuses, but never a request that would
-  // wait alone. 0: no bound.
+  // For how long a request may wait and run: one that could take longer, behind what runs and
+  // waits, is refused, but never one that would wait alone. 0: no bound.
   int64_t max_queue_ms = 0;
   // Where the predictions start: the device's kind.
   CostRates rates = CpuRates(1);

@@ -265,16 +265,37 @@ TEST_F(BatchQueueTest, PredictedTimeIsBoundedAndIsThePushback) {
   BatchQueue queue({.max_queue_ms = 100});
   const JobPtr vast = MakeJob({.arrival = t0_, .predicted = seconds(1)});
   EXPECT_TRUE(queue.Admit(*vast, t0_).ok()) << "it would wait alone";
-  queue.Add(MakeJob({.arrival = t0_, .predicted = milliseconds(70)}));
-  EXPECT_TRUE(queue.Admit(*MakeJob({.predicted = milliseconds(30)}), t0_).ok());
-  const absl::Status full = queue.Admit(*MakeJob({.predicted = milliseconds(31)}), t0_);
+  queue.Add(MakeJob({.arrival = t0_, .predicted = milliseconds(50)}));
+  const auto job = [&](int64_t predicted_ms) {
+    return MakeJob({.arrival = t0_, .predicted = milliseconds(predicted_ms)});
+  };
+  EXPECT_TRUE(queue.Admit(*job(30), t0_).ok()) << "96 ms, with a fifth for what is not predicted";
+  const absl::Status full = queue.Admit(*job(34), t0_);
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(
       std::string(full.message()),
-      "the queue is full: 70000 us of device time wait and this request takes at least 31000 us, "
-      "max_queue_ms is 100");
-  EXPECT_EQ(RetryPushbackMs(full).value_or(0), 70);
+      "the queue is full: this request could wait and run for 100800 us, max_queue_ms is 100");
+  EXPECT_EQ(RetryPushbackMs(full).value_or(0), 50);
   EXPECT_EQ(RefusalOf(full), Refusal::kQueueTime);
+  queue.TakeAll();
+}
+
+TEST_F(BatchQueueTest, WhatRunsIsWaitedForToo) {
+  BatchQueue queue({.max_batch_problems = 1, .max_queue_ms = 120});
+  queue.Add(MakeJob({.arrival = t0_, .predicted = milliseconds(20)}));
+  const JobPtr waits = MakeJob({.arrival = t0_, .predicted = milliseconds(50)});
+  queue.Add(waits);
+  queue.TakeBatch(t0_);
+  const auto refusal = [&](int64_t predicted_ms, int64_t now_ms) {
+    return RefusalOf(queue.Admit(*MakeJob({.predicted = milliseconds(predicted_ms)}),
+                                 t0_ + milliseconds(now_ms)));
+  };
+  EXPECT_EQ(refusal(30, 0), absl::nullopt) << "20 run, 50 wait";
+  EXPECT_EQ(refusal(31, 0), Refusal::kQueueTime);
+  EXPECT_EQ(refusal(45, 15), absl::nullopt) << "5 are left to run";
+  EXPECT_EQ(refusal(46, 15), Refusal::kQueueTime);
+  EXPECT_EQ(refusal(50, 25), absl::nullopt) << "nothing is left to run";
+  EXPECT_EQ(refusal(51, 25), Refusal::kQueueTime);
   queue.TakeAll();
 }
 
@@ -290,8 +311,11 @@ TEST_F(BatchQueueTest, PredictedTimeCountsAsWhatItTakesLately) {
     now += milliseconds(15);
   }
   for (int i = 0; i < 4; ++i) add();  // beside the one that is left: 75 ms
-  EXPECT_TRUE(queue.Admit(*MakeJob({.predicted = milliseconds(16)}), t0_).ok()) << "99 ms";
-  const absl::Status full = queue.Admit(*MakeJob({.predicted = milliseconds(17)}), t0_);
+  const auto admit = [&](int64_t predicted_ms) {
+    return queue.Admit(*MakeJob({.arrival = now, .predicted = milliseconds(predicted_ms)}), now);
+  };
+  EXPECT_TRUE(admit(5).ok()) << "82.5 ms, and a fifth";
+  const absl::Status full = admit(6);
   EXPECT_EQ(RefusalOf(full), Refusal::kQueueTime);
   EXPECT_EQ(RetryPushbackMs(full).value_or(0), 75);
   // Not while nothing waits, and not beyond reason.
@@ -302,7 +326,7 @@ TEST_F(BatchQueueTest, PredictedTimeCountsAsWhatItTakesLately) {
     now += seconds(1);
   }
   add();
-  EXPECT_TRUE(queue.Admit(*MakeJob({.predicted = milliseconds(56)}), t0_).ok());
+  EXPECT_TRUE(admit(31).ok());
   queue.TakeAll();
 }
 
@@ -328,8 +352,9 @@ TEST_F(BatchQueueTest, IdleTimeAndEmptyLooksDoNotSlowThePace) {
     EXPECT_TRUE(queue.TakeBatch(now, milliseconds(1)).empty());
   }
   queue.TakeBatch(now);
-  add(milliseconds(50));
-  EXPECT_TRUE(queue.Admit(*MakeJob({.predicted = milliseconds(49)}), now).ok());
+  add(milliseconds(40));
+  const JobPtr next = MakeJob({.arrival = now, .predicted = milliseconds(33)});
+  EXPECT_TRUE(queue.Admit(*next, now).ok()) << "behind 10 that run, and 40";
   queue.TakeAll();
 }
 
@@ -337,15 +362,16 @@ TEST_F(BatchQueueTest, IdleTimeAndEmptyLooksDoNotSlowThePace) {
 TEST_F(BatchQueueTest, ACallBeforeItsMessageFindsRoomAsTheMeanOfThoseThatWait) {
   BatchQueue queue({.max_queue_ms = 100});
   constexpr int64_t kMessageBytes = 3000;
-  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes).ok());
+  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes, t0_).ok());
   for (int i = 0; i < 3; ++i) {
-    queue.Add(MakeJob({.arrival = t0_, .answer_bytes = 4000, .predicted = milliseconds(24)}));
+    queue.Add(MakeJob({.arrival = t0_, .answer_bytes = 4000, .predicted = milliseconds(20)}));
   }
-  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes).ok()) << "72 and 24 ms";
-  queue.Add(MakeJob({.arrival = t0_, .answer_bytes = 4000, .predicted = milliseconds(24)}));
-  EXPECT_EQ(RefusalOf(queue.CheckRoom("", kMessageBytes)), Refusal::kQueueTime) << "96 and 24 ms";
-  EXPECT_EQ(RefusalOf(queue.CheckRoom("", int64_t{1} << 30)), Refusal::kQueueTime);
-  EXPECT_TRUE(queue.CheckRoom("", 200).ok()) << "96 and 2.4 ms";
+  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes, t0_).ok()) << "60 and 20 ms";
+  queue.Add(MakeJob({.arrival = t0_, .answer_bytes = 4000, .predicted = milliseconds(20)}));
+  EXPECT_EQ(RefusalOf(queue.CheckRoom("", kMessageBytes, t0_)), Refusal::kQueueTime)
+      << "80 and 20 ms";
+  EXPECT_EQ(RefusalOf(queue.CheckRoom("", int64_t{1} << 30, t0_)), Refusal::kQueueTime);
+  EXPECT_TRUE(queue.CheckRoom("", 200, t0_).ok()) << "80 and 2 ms";
   queue.TakeAll();
 }
 
@@ -354,21 +380,22 @@ TEST_F(BatchQueueTest, PlacesOfThoseWhoseMessageIsComingAreTaken) {
   BatchQueue queue({.max_queue_ms = 100});
   constexpr int64_t kMessageBytes = 3000;
   for (int i = 0; i < 2; ++i) {
-    queue.Add(MakeJob({.arrival = t0_, .answer_bytes = 4000, .predicted = milliseconds(24)}));
+    queue.Add(MakeJob({.arrival = t0_, .answer_bytes = 4000, .predicted = milliseconds(20)}));
   }
   const auto first = queue.HoldPlace("", kMessageBytes, t0_);
   const auto second = queue.HoldPlace("", kMessageBytes, t0_ + milliseconds(300));
   ASSERT_TRUE(first.ok() && second.ok());
   EXPECT_EQ(RefusalOf(queue.HoldPlace("", kMessageBytes, t0_).status()), Refusal::kQueueTime);
-  EXPECT_TRUE(queue.Admit(*MakeJob({.predicted = milliseconds(50)}), t0_).ok()) << "who is here";
+  const JobPtr here = MakeJob({.arrival = t0_, .predicted = milliseconds(40)});
+  EXPECT_TRUE(queue.Admit(*here, t0_).ok()) << "who is here";
   queue.LetGo(*first);
   queue.LetGo(*first);
-  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes).ok());
+  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes, t0_).ok());
   EXPECT_TRUE(queue.HoldPlace("", kMessageBytes, t0_ + milliseconds(600)).ok());
   EXPECT_FALSE(queue.HoldPlace("", kMessageBytes, t0_ + milliseconds(1299)).ok());
   EXPECT_TRUE(queue.HoldPlace("", kMessageBytes, t0_ + milliseconds(1300)).ok()) << "too slow";
   queue.SetTenants({{.name = kDefaultTenant}});
-  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes).ok());
+  EXPECT_TRUE(queue.CheckRoom("", kMessageBytes, t0_).ok());
   queue.LetGo(*second);
   queue.TakeAll();
 }
