@@ -35,16 +35,19 @@ std::unique_ptr<Backend> CreateForHopper(const BackendOptions& options) {
 
 constexpr BackendEntry kEntries[] = {
 #if ATTND_HAVE_CUDA
-    {cuda::kSm90aName, MemoryKind::kDevice, &cuda::Sm90aAvailable, &CreateForHopper},
-    {cuda::kGenericName, MemoryKind::kDevice, &cuda::GenericAvailable, &cuda::CreateGeneric},
+    {cuda::kSm90aName, MemoryKind::kDevice, &cuda::Sm90aAvailable, &Always, &CreateForHopper},
+    {cuda::kGenericName, MemoryKind::kDevice, &cuda::GenericAvailable, &Always,
+     &cuda::CreateGeneric},
 #endif
 #if defined(__x86_64__)
-    {"cpu_amx", MemoryKind::kHost, &cpu::AmxAvailable, &cpu::CreateAmx},
-    {"cpu_avx512", MemoryKind::kHost, &cpu::Avx512Available, &cpu::CreateAvx512},
-    {"cpu_avx2", MemoryKind::kHost, &cpu::Avx2Available, &cpu::CreateAvx2},
+    {"cpu_amx", MemoryKind::kHost, &cpu::AmxAvailable, &Always, &cpu::CreateAmx},
+    {"cpu_avx512_bf16", MemoryKind::kHost, &cpu::Avx512BF16Available, &cpu::Avx512BF16Worthwhile,
+     &cpu::CreateAvx512BF16},
+    {"cpu_avx512", MemoryKind::kHost, &cpu::Avx512Available, &Always, &cpu::CreateAvx512},
+    {"cpu_avx2", MemoryKind::kHost, &cpu::Avx2Available, &Always, &cpu::CreateAvx2},
 #endif
-    {"cpu_portable", MemoryKind::kHost, &Always, &cpu::CreatePortable},
-    {"reference", MemoryKind::kHost, &Always, &CreateReference},
+    {"cpu_portable", MemoryKind::kHost, &Always, &Always, &cpu::CreatePortable},
+    {"reference", MemoryKind::kHost, &Always, &Always, &CreateReference},
 };
 
 absl::StatusOr<ChosenBackend> Create(const BackendEntry& entry, std::string reason,
@@ -87,9 +90,10 @@ absl::StatusOr<ChosenBackend> ChooseBackend(absl::string_view name, const Backen
   std::string reason = "first available";
   for (const BackendEntry& entry : kEntries) {
     if (entry.memory != MemoryKind::kHost || entry.name == kReference) continue;
-    const absl::Status available = entry.available();
-    if (available.ok()) return Create(entry, std::move(reason), options);
-    absl::StrAppend(&reason, "; not ", entry.name, ": ", available.message());
+    absl::Status usable = entry.available();
+    if (usable.ok()) usable = entry.worthwhile();
+    if (usable.ok()) return Create(entry, std::move(reason), options);
+    absl::StrAppend(&reason, "; not ", entry.name, ": ", usable.message());
   }
   return absl::FailedPreconditionError("no backend of this build runs on this machine");
 }

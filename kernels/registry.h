@@ -28,6 +28,9 @@ struct BackendEntry {
   MemoryKind memory;
   // OK where this machine can run it; otherwise FAILED_PRECONDITION saying what is missing.
   absl::Status (*available)();
+  // Whether to choose it unasked where it is available: OK, or FAILED_PRECONDITION saying why a
+  // later entry is faster on this processor.
+  absl::Status (*worthwhile)();
   // Null if the device fails; ChooseBackend makes an INTERNAL error of it.
   std::unique_ptr<Backend> (*create)(const BackendOptions& options);
 };
@@ -36,13 +39,14 @@ absl::Span<const BackendEntry> BackendEntries();
 
 struct ChosenBackend {
   std::unique_ptr<Backend> backend;
-  // For the log: "forced by ATTND_BACKEND"; "first available", and what better ones lack.
+  // For the log: "forced by ATTND_BACKEND"; "first available", and why not an earlier one.
   std::string reason;
 };
 
 // `name`, or if it is empty the environment's ATTND_BACKEND, or if that is unset the first
-// available entry for host memory other than the reference. NOT_FOUND for a name that is not in the
-// list (the message lists them), FAILED_PRECONDITION for one that this machine cannot run.
+// available and worthwhile entry for host memory other than the reference. NOT_FOUND for a name
+// that is not in the list (the message lists them), FAILED_PRECONDITION for one that this machine
+// cannot run.
 absl::StatusOr<ChosenBackend> ChooseBackend(absl::string_view name, const BackendOptions& options);
 
 // Processors that this process may run on: the affinity mask and the cgroup's CPU quota, at

@@ -22,7 +22,9 @@ inline constexpr int64_t kKvTile = 64;
 // kQTile, the query rows of a task, is a whole number of such blocks near 128. Each K/V tile is
 // converted to fp32 once a task: next to 2 * 128 multiply-adds per converted element that costs a
 // few percent. More rows would leave short problems with fewer tasks than threads.
-//   AVX-512: 2 x 8 = 16 sums + 2 operands + 1 broadcast of 32 registers; 10 loads for 16 FMAs.
+//   AVX-512: 2 x 8 = 16 sums + 2 operands + 1 broadcast of 32 registers; 10 loads for 16 FMAs, or
+//            for 16 VDPBF16PS, of which Zen 4 begins one a cycle and Sapphire Rapids one in two,
+//            with latencies of 6 and 8.
 //   AVX2:    3 x 4 = 12 sums + 3 operands + 1 broadcast of 16 registers;  7 loads for 12 FMAs.
 //   128 bit: 2 x 4 =  8 sums + 2 operands + 1 broadcast + 1 product (SSE2 has no FMA) of 16.
 template <int kVectorBytes>

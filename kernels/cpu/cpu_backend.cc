@@ -39,8 +39,9 @@ int64_t RoundUp(int64_t bytes) {
 // The kernels of one backend.
 struct Kernels {
   const FlashKernel* flash;
-  const DecodeKernel* decode;  // for q_len 1
-  const GroupKernel* amx;      // for halves; null: none
+  const DecodeKernel* decode;               // for q_len 1
+  const FlashKernel* flash_bf16 = nullptr;  // in the place of flash, for bf16; null: none
+  const GroupKernel* amx = nullptr;         // likewise, for halves
 };
 
 enum class Path { kFlash, kDecode, kAmx };
@@ -61,7 +62,8 @@ class CpuBackend final : public Backend {
     plan.key = KeyOf(problem);
     switch (PathOf(problem)) {
       case Path::kFlash:
-        return Filled(plan, kernels_.flash->arch, kernels_.flash->q_tile, kernels_.flash->kv_tile);
+        return Filled(plan, FlashOf(problem).arch, FlashOf(problem).q_tile,
+                      FlashOf(problem).kv_tile);
       case Path::kDecode:
         return Filled(plan, kernels_.decode->arch, 1, kernels_.decode->kv_tile);
       case Path::kAmx:
@@ -107,10 +109,15 @@ class CpuBackend final : public Backend {
     return kernels_.amx != nullptr && p.dtype != DType::kF32 ? Path::kAmx : Path::kFlash;
   }
 
+  const FlashKernel& FlashOf(const AttentionProblem& p) const {
+    return kernels_.flash_bf16 != nullptr && p.dtype == DType::kBF16 ? *kernels_.flash_bf16
+                                                                     : *kernels_.flash;
+  }
+
   void RunItem(const WorkItem& item, SplitResults& splits, void* scratch) const {
     switch (PathOf(item.task->problem)) {
       case Path::kFlash:
-        return kernels_.flash->run(FlashTileOf(item), scratch);
+        return FlashOf(item.task->problem).run(FlashTileOf(item), scratch);
       case Path::kDecode:
         return splits.RunItem(item, scratch);
       case Path::kAmx:
@@ -135,7 +142,7 @@ class CpuBackend final : public Backend {
   Cut CutOf(const AttentionProblem& p, int64_t fraction) const {
     switch (PathOf(p)) {
       case Path::kFlash:
-        return {.rows = kernels_.flash->q_tile};
+        return {.rows = FlashOf(p).q_tile};
       case Path::kDecode:
         return {.by_kv_head = true, .rows = p.group(), .split_keys = kDecodeSplitKeys};
       case Path::kAmx:
@@ -164,7 +171,7 @@ class CpuBackend final : public Backend {
     if (p.empty()) return 0;
     switch (PathOf(p)) {
       case Path::kFlash:
-        return kernels_.flash->scratch_bytes(p.head_dim);
+        return FlashOf(p).scratch_bytes(p.head_dim);
       case Path::kDecode:
         return SplitResults::ScratchBytes(*kernels_.decode, p);
       case Path::kAmx:
@@ -181,24 +188,31 @@ class CpuBackend final : public Backend {
 }  // namespace
 
 std::unique_ptr<Backend> CreatePortable(const BackendOptions& options) {
-  return std::make_unique<CpuBackend>("cpu_portable",
-                                      Kernels{&kFlashPortable, &kDecodePortable, nullptr}, options);
+  return std::make_unique<CpuBackend>("cpu_portable", Kernels{&kFlashPortable, &kDecodePortable},
+                                      options);
 }
 
 #if defined(__x86_64__)
 std::unique_ptr<Backend> CreateAvx2(const BackendOptions& options) {
-  return std::make_unique<CpuBackend>("cpu_avx2", Kernels{&kFlashAvx2, &kDecodeAvx2, nullptr},
-                                      options);
+  return std::make_unique<CpuBackend>("cpu_avx2", Kernels{&kFlashAvx2, &kDecodeAvx2}, options);
 }
 
 std::unique_ptr<Backend> CreateAvx512(const BackendOptions& options) {
-  return std::make_unique<CpuBackend>("cpu_avx512", Kernels{&kFlashAvx512, &kDecodeAvx512, nullptr},
+  return std::make_unique<CpuBackend>("cpu_avx512", Kernels{&kFlashAvx512, &kDecodeAvx512},
                                       options);
 }
 
+std::unique_ptr<Backend> CreateAvx512BF16(const BackendOptions& options) {
+  return std::make_unique<CpuBackend>(
+      "cpu_avx512_bf16",
+      Kernels{.flash = &kFlashAvx512, .decode = &kDecodeAvx512, .flash_bf16 = &kFlashAvx512BF16},
+      options);
+}
+
 std::unique_ptr<Backend> CreateAmx(const BackendOptions& options) {
-  return std::make_unique<CpuBackend>("cpu_amx", Kernels{&kFlashAvx512, &kDecodeAvx512, &kFlashAmx},
-                                      options);
+  return std::make_unique<CpuBackend>(
+      "cpu_amx", Kernels{.flash = &kFlashAvx512, .decode = &kDecodeAvx512, .amx = &kFlashAmx},
+      options);
 }
 #endif
 

@@ -9,12 +9,15 @@
 
 namespace attnd::kernels::cpu {
 
-// "cpu_amx", "cpu_avx512", "cpu_avx2", "cpu_portable". Each takes every valid problem, in memory of
-// a constant size per thread besides the tensors. Only where features.h says that it is available.
+// "cpu_amx", "cpu_avx512_bf16", "cpu_avx512", "cpu_avx2", "cpu_portable". Each takes every valid
+// problem, in memory of a constant size per thread besides the tensors. Only where features.h says
+// that it is available.
 std::unique_ptr<Backend> CreatePortable(const BackendOptions& options);
 #if defined(__x86_64__)
 std::unique_ptr<Backend> CreateAvx2(const BackendOptions& options);
 std::unique_ptr<Backend> CreateAvx512(const BackendOptions& options);
+// bf16 by dot products of pairs, the rest as cpu_avx512.
+std::unique_ptr<Backend> CreateAvx512BF16(const BackendOptions& options);
 // Halves with AMX, fp32 as cpu_avx512.
 std::unique_ptr<Backend> CreateAmx(const BackendOptions& options);
 #endif

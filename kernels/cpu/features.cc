@@ -32,6 +32,7 @@ Registers Cpuid(unsigned leaf, unsigned subleaf) {
 // Not names that __builtin_cpu_supports knows in every compiler.
 bool SupportsF16C() { return (Cpuid(1, 0).ecx & bit_F16C) != 0; }
 bool SupportsAvx512BF16() { return (Cpuid(7, 1).eax & (1u << 5)) != 0; }
+bool IsFromAmd() { return Cpuid(0, 0).ebx == signature_AMD_ebx; }
 bool SupportsAmxTile() { return (Cpuid(7, 0).edx & (1u << 24)) != 0; }
 bool SupportsAmxBF16() { return (Cpuid(7, 0).edx & (1u << 22)) != 0; }
 
@@ -49,8 +50,7 @@ absl::Status AskForTiles() {
 }
 
 absl::Status FindAmx() {
-  if (absl::Status status = Avx512Available(); !status.ok()) return status;
-  if (!SupportsAvx512BF16()) return Missing("AVX512-BF16");
+  if (absl::Status status = Avx512BF16Available(); !status.ok()) return status;
   if (!SupportsAmxTile()) return Missing("AMX-TILE");
   if (!SupportsAmxBF16()) return Missing("AMX-BF16");
   return AskForTiles();
@@ -73,6 +73,18 @@ absl::Status Avx512Available() {
   if (!__builtin_cpu_supports("avx512dq")) return Missing("AVX-512DQ");
   if (!__builtin_cpu_supports("avx512vl")) return Missing("AVX-512VL");
   return absl::OkStatus();
+}
+
+absl::Status Avx512BF16Available() {
+  if (absl::Status status = Avx512Available(); !status.ok()) return status;
+  if (!SupportsAvx512BF16()) return Missing("AVX512-BF16");
+  return absl::OkStatus();
+}
+
+absl::Status Avx512BF16Worthwhile() {
+  if (IsFromAmd()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "products of bf16 pairs are known to be faster than fp32 on AMD's processors alone");
 }
 
 absl::Status AmxAvailable() {

@@ -1,4 +1,4 @@
-// The CPU kernel: one query tile of flash attention with an online softmax, in fp32.
+// The CPU kernel: one query tile of flash attention with an online softmax, sums in fp32.
 //
 // Compiled once per instruction set, by flash_<arch>.cc, with that unit's flags; see flash_kernel.h
 // for why everything has internal linkage and config.h for the sizes and the layout.
@@ -8,8 +8,9 @@
 //     own sequence alone.
 //  2. A score is rounded once, after scaling, and stored; its maximum and its exponential both read
 //     that value.
-//  3. Where a row must not see a key of its tile, the score becomes -inf by selection and the row
-//     keeps its sum by selection: whatever that K or V row holds takes part in nothing.
+//  3. Where a row must not see a key of its tile, the score becomes -inf and the elements of V that
+//     this row multiplies become 0, by selection: whatever that K or V row holds takes part in
+//     nothing.
 #ifndef ATTND_KERNELS_CPU_FLASH_BODY_H_
 #define ATTND_KERNELS_CPU_FLASH_BODY_H_
 
@@ -17,6 +18,11 @@
 #include "kernels/cpu/flash_kernel.h"
 #include "kernels/cpu/flash_rows.h"
 #include "kernels/cpu/vector.h"
+#if defined(__AVX512BF16__)
+#include "kernels/cpu/factors_bf16.h"
+#else
+#include "kernels/cpu/factors_f32.h"
+#endif
 
 // NOLINTBEGIN(misc-definitions-in-headers): internal linkage is the point, see flash_kernel.h.
 namespace attnd::kernels::cpu {
@@ -28,34 +34,43 @@ constexpr int64_t kQTile = MicroTile<kVectorBytes>::kQTile;
 constexpr int64_t kBlockRows = kRowVectors * kLanes;
 constexpr int64_t kBlocks = kQTile / kBlockRows;
 static_assert(kQTile % kBlockRows == 0 && kKvTile % kColumns == 0 && kLanes % kColumns == 0);
+static_assert(kColumns % Factors::kElems == 0);
 
 constexpr float kInfinity = __builtin_inff();
 
-// One thread's memory. Q and O are kept by blocks of kBlockRows rows, transposed: [block][column]
-// [row]. Scores, later probabilities: [key][row].
+// Numbers of scratch that hold so many elements: see factors_f32.h.
+ATTND_CPU_INLINE int64_t NumbersOf(int64_t elems) {
+  return (elems + Factors::kElems - 1) / Factors::kElems;
+}
+
+// One thread's memory. Q and O are kept by blocks of kBlockRows rows, transposed:
+// [block][number or column][row].
 struct Scratch {
   float* q;
   float* o;
-  float* k;       // [kKvTile][kv_row_elems]
-  float* v;       // likewise
-  float* scores;  // [kKvTile][kBlockRows]
+  float* k;       // [kKvTile][k_stride]
+  float* v;       // [kKvTile / kElems][v_stride]
+  float* scores;  // [kKvTile][kBlockRows], later weights, [kKvTile / kElems][kBlockRows]
   float* max;     // [kQTile] running maximum of the scores
   float* sum;     // [kQTile] running sum of exp(score - max)
-  int64_t kv_row_elems;
+  int64_t k_stride;
+  int64_t v_stride;
 };
 
-ATTND_CPU_INLINE int64_t ScratchElems(int64_t row_elems) {
-  return 2 * kQTile * row_elems + 2 * kKvTile * row_elems + kKvTile * kBlockRows + 2 * kQTile;
+ATTND_CPU_INLINE int64_t ScratchElems(int64_t k_stride, int64_t v_stride) {
+  return (kQTile + kKvTile) * k_stride + (kQTile + kKvTile / Factors::kElems) * v_stride +
+         kKvTile * kBlockRows + 2 * kQTile;
 }
 
 ATTND_CPU_INLINE Scratch MakeScratch(void* memory, int64_t head_dim) {
   Scratch s;
-  const int64_t row_elems = s.kv_row_elems = KvRowElems(head_dim);
+  s.k_stride = KvRowElems(NumbersOf(head_dim));
+  s.v_stride = KvRowElems(head_dim);
   s.q = static_cast<float*>(memory);
-  s.o = s.q + kQTile * row_elems;
-  s.k = s.o + kQTile * row_elems;
-  s.v = s.k + kKvTile * row_elems;
-  s.scores = s.v + kKvTile * row_elems;
+  s.o = s.q + kQTile * s.k_stride;
+  s.k = s.o + kQTile * s.v_stride;
+  s.v = s.k + kKvTile * s.k_stride;
+  s.scores = s.v + kKvTile / Factors::kElems * s.v_stride;
   s.max = s.scores + kKvTile * kBlockRows;
   s.sum = s.max + kQTile;
   return s;
@@ -66,7 +81,7 @@ ATTND_CPU_INLINE Scratch MakeScratch(void* memory, int64_t head_dim) {
 struct BlockKeys {
   int64_t begin = 0;
   int64_t end = 0;
-  bool masked = false;  // some row must not see some of these keys
+  bool masked = false;  // some row must not see some of these keys, or not all of the last number
   // If masked: lane by lane, the first and last key that the row sees, counted from k0.
   I32 first[kRowVectors];
   I32 last[kRowVectors];
@@ -82,13 +97,14 @@ ATTND_CPU_INLINE BlockKeys KeysOfBlock(const FlashTile& tile, int64_t row_begin,
   const KeyRange range = tile.band.KvRange(row_begin, row_end, tile.kv_len);
   block.begin = Clamp(range.begin - k0, 0, keys) / kColumns * kColumns;
   block.end = Clamp(range.end - k0, 0, keys);
-  block.masked = !tile.band.AllVisible(row_begin, row_end, k0 + block.begin, k0 + block.end);
+  block.masked = block.end % Factors::kElems != 0 ||
+                 !tile.band.AllVisible(row_begin, row_end, k0 + block.begin, k0 + block.end);
   if (!block.masked) return block;
   for (int r = 0; r < kRowVectors; ++r) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const int64_t row = row_begin + r * kLanes + lane;
       block.first[r][lane] = static_cast<int32_t>(Clamp(row + tile.band.lo - k0, 0, kKvTile));
-      block.last[r][lane] = static_cast<int32_t>(Clamp(row + tile.band.hi - k0, -1, kKvTile));
+      block.last[r][lane] = static_cast<int32_t>(Clamp(row + tile.band.hi - k0, -1, block.end - 1));
     }
   }
   return block;
@@ -103,34 +119,46 @@ struct Sums {
   F32 at[kColumns][kRowVectors];
 };
 
-// sums[c][row] = sum over i in [0, count) of a[i][row] * b[i * step + c * column_step].
+// sums[c][row] = sum over i in [0, count) of a[i][row] * b[i * step + c * column_step], of all
+// elements of these numbers. count > 0: or else the compiler would keep zeros in memory, too.
 ATTND_CPU_INLINE Sums Multiply(const float* a, const float* b, int64_t step, int64_t column_step,
                                int64_t count) {
   Sums sums{};
-  for (int64_t i = 0; i < count; ++i, a += kBlockRows, b += step) {
-    F32 rows[kRowVectors];
-    for (int r = 0; r < kRowVectors; ++r) rows[r] = LoadVector<F32>(a + r * kLanes);
+  do {
+    Factors::Vector rows[kRowVectors];
+    for (int r = 0; r < kRowVectors; ++r) rows[r] = LoadVector<Factors::Vector>(a + r * kLanes);
     for (int c = 0; c < kColumns; ++c) {
-      const F32 element = Broadcast(b[c * column_step]);
+      const Factors::Vector number = Factors::BroadcastFrom(b + c * column_step);
       for (int r = 0; r < kRowVectors; ++r) {
-        sums.at[c][r] = Fma(rows[r], element, sums.at[c][r]);
+        sums.at[c][r] = Factors::MultiplyAdd(rows[r], number, sums.at[c][r]);
       }
     }
-  }
+    a += kBlockRows;
+    b += step;
+  } while (--count > 0);
   return sums;
 }
 
-// As Multiply, for P.V: i counts keys from block.begin, and a row skips the keys hidden from it.
+// The bits of the number at `key` whose keys a row sees.
+ATTND_CPU_INLINE I32 VisibleBits(const BlockKeys& block, int r, int64_t key) {
+  I32 visible[Factors::kElems];
+  for (int i = 0; i < Factors::kElems; ++i) visible[i] = Visible(block, r, key + i);
+  return Factors::Mask(visible);
+}
+
+// As Multiply, for P.V: i counts keys from block.begin, and a row multiplies 0 in the place of the
+// keys hidden from it.
 ATTND_CPU_INLINE Sums MultiplyVisible(const float* a, const float* b, int64_t step,
                                       const BlockKeys& block) {
   Sums sums{};
-  for (int64_t key = block.begin; key < block.end; ++key, a += kBlockRows, b += step) {
+  for (int64_t key = block.begin; key < block.end;
+       key += Factors::kElems, a += kBlockRows, b += step) {
     for (int r = 0; r < kRowVectors; ++r) {
-      const F32 rows = LoadVector<F32>(a + r * kLanes);
-      const I32 visible = Visible(block, r, key);
+      const auto rows = LoadVector<Factors::Vector>(a + r * kLanes);
+      const I32 visible = VisibleBits(block, r, key);
       for (int c = 0; c < kColumns; ++c) {
-        const F32 sum = Fma(rows, Broadcast(b[c]), sums.at[c][r]);
-        sums.at[c][r] = visible ? sum : sums.at[c][r];
+        const I32 number = BitCast<I32>(Factors::BroadcastFrom(b + c)) & visible;
+        sums.at[c][r] = Factors::MultiplyAdd(rows, BitCast<Factors::Vector>(number), sums.at[c][r]);
       }
     }
   }
@@ -163,7 +191,7 @@ ATTND_CPU_INLINE void ComputeScores(const FlashTile& tile, const Scratch& s, con
     }
   }
   for (int64_t key = block.begin; key < block.end; key += kColumns) {
-    const Sums dots = Multiply(q, s.k + key * s.kv_row_elems, 1, s.kv_row_elems, tile.head_dim);
+    const Sums dots = Multiply(q, s.k + key * s.k_stride, 1, s.k_stride, NumbersOf(tile.head_dim));
     for (int c = 0; c < kColumns; ++c) {
       for (int r = 0; r < kRowVectors; ++r) {
         const F32 x = Score(tile, block, dots.at[c][r], distance_base, r, key + c);
@@ -173,8 +201,8 @@ ATTND_CPU_INLINE void ComputeScores(const FlashTile& tile, const Scratch& s, con
   }
 }
 
-// Turns a block's scores into probabilities relative to the new maximum, and brings max and sum up
-// to date. `rescale` becomes the factor for what was summed before.
+// Turns a block's scores into probabilities relative to the new maximum, these into weights, and
+// brings max and sum up to date. `rescale` becomes the factor for what was summed before.
 ATTND_CPU_INLINE void Softmax(float* scores, float* max, float* sum, const BlockKeys& block,
                               F32* rescale) {
   for (int r = 0; r < kRowVectors; ++r) {
@@ -187,10 +215,13 @@ ATTND_CPU_INLINE void Softmax(float* scores, float* max, float* sum, const Block
     // Nothing but -inf so far: any finite number in the maximum's place gives exp(-inf) = 0.
     const F32 shift = new_max == -kInfinity ? F32{} : new_max;
     F32 tile_sum{};
-    for (int64_t key = block.begin; key < block.end; ++key) {
-      const F32 p = Exp(LoadVector<F32>(column + key * kBlockRows) - shift);
-      StoreVector(column + key * kBlockRows, p);
-      tile_sum += p;
+    for (int64_t key = block.begin; key < block.end; key += Factors::kElems) {
+      F32 p[Factors::kElems];
+      for (int i = 0; i < Factors::kElems; ++i) {
+        p[i] = Exp(LoadVector<F32>(column + (key + i) * kBlockRows) - shift);
+        tile_sum += p[i];
+      }
+      StoreVector(column + key / Factors::kElems * kBlockRows, Factors::Weights(p));
     }
     rescale[r] = Exp(old_max - shift);
     StoreVector(max + r * kLanes, new_max);
@@ -202,12 +233,12 @@ ATTND_CPU_INLINE void Softmax(float* scores, float* max, float* sum, const Block
 // O = O * rescale + P.V, the tile's own part summed from zero first.
 ATTND_CPU_INLINE void AddValues(const FlashTile& tile, const Scratch& s, float* o,
                                 const BlockKeys& block, const F32* rescale) {
-  const float* p = s.scores + block.begin * kBlockRows;
-  const float* v = s.v + block.begin * s.kv_row_elems;
+  const float* p = s.scores + block.begin / Factors::kElems * kBlockRows;
+  const float* v = s.v + block.begin / Factors::kElems * s.v_stride;
   for (int64_t column = 0; column < tile.head_dim; column += kColumns) {
-    const Sums sums = block.masked
-                          ? MultiplyVisible(p, v + column, s.kv_row_elems, block)
-                          : Multiply(p, v + column, s.kv_row_elems, 1, block.end - block.begin);
+    const Sums sums =
+        block.masked ? MultiplyVisible(p, v + column, s.v_stride, block)
+                     : Multiply(p, v + column, s.v_stride, 1, NumbersOf(block.end - block.begin));
     for (int c = 0; c < kColumns; ++c) {
       for (int r = 0; r < kRowVectors; ++r) {
         float* at = o + (column + c) * kBlockRows + r * kLanes;
@@ -219,7 +250,7 @@ ATTND_CPU_INLINE void AddValues(const FlashTile& tile, const Scratch& s, float* 
 
 // The rows' answers: O / sum and max + ln(sum); 0 and -inf for a row that nothing was left for.
 void FinishBlock(const FlashTile& tile, const Scratch& s, int64_t block_row, int64_t rows) {
-  const float* o = s.o + block_row * s.kv_row_elems;
+  const float* o = s.o + block_row * s.v_stride;
   for (int r = 0; r < kRowVectors; ++r) {
     const F32 sum = LoadVector<F32>(s.sum + block_row + r * kLanes);
     // O is 0 where nothing was summed. One division a row: they cost more than all else of a row
@@ -240,27 +271,28 @@ void FinishBlock(const FlashTile& tile, const Scratch& s, int64_t block_row, int
 
 void LoadQueries(const FlashTile& tile, const Scratch& s, int64_t padded_rows) {
   for (int64_t row = 0; row < padded_rows; row += kLanes) {
-    float* q = s.q + row / kBlockRows * kBlockRows * s.kv_row_elems + row % kBlockRows;
-    LoadLanes(tile.element, tile.q + row * tile.q_row_stride_bytes, tile.q_row_stride_bytes,
-              tile.rows - row, tile.head_dim, q, kBlockRows);
+    float* q = s.q + row / kBlockRows * kBlockRows * s.k_stride + row % kBlockRows;
+    Factors::LoadQueries(tile, row, q, kBlockRows);
   }
   for (int64_t row = 0; row < padded_rows; ++row) {
     s.max[row] = -kInfinity;
     s.sum[row] = 0;
   }
-  const int64_t count = padded_rows * s.kv_row_elems;
+  const int64_t count = padded_rows * s.v_stride;
   for (int64_t i = 0; i < count; i += kLanes) StoreVector(s.o + i, F32{});
 }
 
-// Rows from `keys` up to a whole number of kColumns are zeroed: they are multiplied, and the
+// Rows of K from `keys` up to a multiple of kColumns are zeroed: they are multiplied, and the
 // results not looked at.
 void LoadKeysAndValues(const FlashTile& tile, const Scratch& s, int64_t k0, int64_t keys) {
   for (int64_t key = 0; key < keys; ++key) {
-    LoadRow(tile.element, tile.k.Row(k0 + key), tile.head_dim, s.k + key * s.kv_row_elems);
-    LoadRow(tile.element, tile.v.Row(k0 + key), tile.head_dim, s.v + key * s.kv_row_elems);
+    Factors::LoadKey(tile, k0 + key, s.k + key * s.k_stride);
   }
   for (int64_t key = keys; key % kColumns != 0; ++key) {
-    for (int64_t i = 0; i < s.kv_row_elems; ++i) s.k[key * s.kv_row_elems + i] = 0;
+    for (int64_t i = 0; i < s.k_stride; ++i) s.k[key * s.k_stride + i] = 0;
+  }
+  for (int64_t key = 0; key < keys; key += Factors::kElems) {
+    Factors::LoadValues(tile, k0 + key, keys - key, s.v + key / Factors::kElems * s.v_stride);
   }
 }
 
@@ -270,9 +302,9 @@ void ProcessBlock(const FlashTile& tile, const Scratch& s, int64_t block_row, in
   const BlockKeys block = KeysOfBlock(tile, row_begin, row_begin + rows, k0, keys);
   if (block.begin >= block.end) return;
   F32 rescale[kRowVectors];
-  ComputeScores(tile, s, s.q + block_row * s.kv_row_elems, row_begin, k0, block);
+  ComputeScores(tile, s, s.q + block_row * s.k_stride, row_begin, k0, block);
   Softmax(s.scores, s.max + block_row, s.sum + block_row, block, rescale);
-  AddValues(tile, s, s.o + block_row * s.kv_row_elems, block, rescale);
+  AddValues(tile, s, s.o + block_row * s.v_stride, block, rescale);
 }
 
 void RunTile(const FlashTile& tile, void* memory) {
@@ -293,7 +325,8 @@ void RunTile(const FlashTile& tile, void* memory) {
 }
 
 int64_t ScratchBytes(int64_t head_dim) {
-  return ScratchElems(KvRowElems(head_dim)) * static_cast<int64_t>(sizeof(float));
+  return ScratchElems(KvRowElems(NumbersOf(head_dim)), KvRowElems(head_dim)) *
+         static_cast<int64_t>(sizeof(float));
 }
 
 void ExpArray(const float* in, float* out, int64_t count) {

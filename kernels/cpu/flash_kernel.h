@@ -98,6 +98,8 @@ extern const FlashKernel kFlashPortable;
 #if defined(__x86_64__)
 extern const FlashKernel kFlashAvx2;
 extern const FlashKernel kFlashAvx512;
+// bf16 alone.
+extern const FlashKernel kFlashAvx512BF16;
 // bf16 and fp16 alone.
 extern const GroupKernel kFlashAmx;
 #endif

@@ -39,12 +39,18 @@ struct Stored<Element::kBF16> {
 
 // Elements [i, i + kLanes) of a row of `count`; zeros in the place of those past its end.
 template <Element element>
-ATTND_CPU_INLINE F32 LoadPart(const unsigned char* row, int64_t i, int64_t count) {
+ATTND_CPU_INLINE typename Stored<element>::Vector LoadBits(const unsigned char* row, int64_t i,
+                                                           int64_t count) {
   using S = Stored<element>;
-  if (i + kLanes <= count) return S::Load(LoadVector<typename S::Vector>(row + i * S::kBytes));
+  if (i + kLanes <= count) return LoadVector<typename S::Vector>(row + i * S::kBytes);
   typename S::Vector bits{};
   __builtin_memcpy(&bits, row + i * S::kBytes, (count - i) * S::kBytes);
-  return S::Load(bits);
+  return bits;
+}
+
+template <Element element>
+ATTND_CPU_INLINE F32 LoadPart(const unsigned char* row, int64_t i, int64_t count) {
+  return Stored<element>::Load(LoadBits<element>(row, i, count));
 }
 
 template <Element element>

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <thread>
@@ -64,6 +65,22 @@ __attribute__((target("avx512f"))) double MultiplyAvx512() {
     }
   }
   return kSteps * 10.0 * 16 * 2;
+}
+
+// Likewise of pairs: each sum takes two multiply-adds.
+__attribute__((target("avx512f,avx512bf16"))) double MultiplyAvx512Pairs() {
+  __m512 sums[10];
+  for (__m512& sum : sums) sum = _mm512_set1_ps(1.0f);
+  const __m512 halves = _mm512_castsi512_ps(_mm512_set1_epi32(0x3f003f00));
+  __m512bh factor;
+  std::memcpy(&factor, &halves, sizeof factor);
+  for (int64_t i = 0; i < kSteps; ++i) {
+    for (__m512& sum : sums) {
+      sum = _mm512_dpbf16_ps(sum, factor, factor);
+      asm volatile("" : "+v"(sum));
+    }
+  }
+  return kSteps * 10.0 * 32 * 2;
 }
 
 __attribute__((target("avx2,fma"))) double MultiplyAvx2() {
@@ -162,6 +179,9 @@ absl::StatusOr<std::vector<Ceiling>> MeasureCeilings(int threads, int rounds, in
   };
 #if defined(__x86_64__)
   if (kernels::cpu::AmxAvailable().ok()) add("amx_bf16", "tflops", 1e-12, &MultiplyTiles);
+  if (kernels::cpu::Avx512BF16Available().ok()) {
+    add("avx512_bf16", "tflops", 1e-12, &MultiplyAvx512Pairs);
+  }
   if (kernels::cpu::Avx512Available().ok()) add("avx512_f32", "tflops", 1e-12, &MultiplyAvx512);
   if (kernels::cpu::Avx2Available().ok()) add("avx2_f32", "tflops", 1e-12, &MultiplyAvx2);
 #endif
@@ -174,7 +194,7 @@ absl::StatusOr<std::vector<Ceiling>> MeasureCeilings(int threads, int rounds, in
 std::string ToText(const std::vector<Ceiling>& ceilings) {
   std::string text;
   for (const Ceiling& ceiling : ceilings) {
-    absl::StrAppendFormat(&text, "ceiling  %-10s  %9.4f %s\n", ceiling.name, ceiling.value,
+    absl::StrAppendFormat(&text, "ceiling  %-11s  %9.4f %s\n", ceiling.name, ceiling.value,
                           ceiling.unit);
   }
   return text;

@@ -11,7 +11,7 @@
 namespace attnd::bench {
 
 struct Ceiling {
-  std::string name;  // "amx_bf16", "avx512_f32", "avx2_f32", "read"
+  std::string name;  // "amx_bf16", "avx512_bf16", "avx512_f32", "avx2_f32", "read"
   std::string unit;  // "tflops" (1e12 operations a second) or "gb_per_s" (1e9 bytes a second)
   double value = 0;  // of all threads together; median over the rounds
 };

@@ -2,11 +2,13 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "kernels/dtype.h"
+#include "kernels/reference/reference.h"
 #include "tests/cases/run.h"
 
 namespace attnd::testing {
@@ -79,9 +81,25 @@ TEST_P(CpuBackend, EveryHalfSurvivesLoadAndStore) {
   }
 }
 
+uint16_t Half(float value, DType dtype) {
+  return dtype == DType::kF16 ? kernels::FloatToF16(value) : kernels::FloatToBF16(value);
+}
+
 float Rounded(float value, DType dtype) {
   return dtype == DType::kF16 ? kernels::F16ToFloat(kernels::FloatToF16(value))
                               : kernels::BF16ToFloat(kernels::FloatToBF16(value));
+}
+
+std::vector<float> Waves(int64_t count, float frequency) {
+  std::vector<float> values(count);
+  for (int64_t i = 0; i < count; ++i) values[i] = std::sin(frequency * static_cast<float>(i));
+  return values;
+}
+
+std::vector<uint16_t> Halves(int64_t count, float frequency, DType dtype) {
+  std::vector<uint16_t> values;
+  for (float value : Waves(count, frequency)) values.push_back(Half(value, dtype));
+  return values;
 }
 
 // Two keys of equal weight: O is the mean, computed in fp32 and rounded once, as dtype.h rounds.
@@ -112,10 +130,72 @@ TEST_P(CpuBackend, StoresRoundAsTheScalarConversions) {
   }
 }
 
-std::vector<float> Waves(int64_t count, float frequency) {
-  std::vector<float> values(count);
-  for (int64_t i = 0; i < count; ++i) values[i] = std::sin(frequency * static_cast<float>(i));
-  return values;
+// One element of the first head.
+struct Element {
+  char tensor;
+  int64_t row;
+  int64_t column;
+  float value;
+};
+
+// Puts the elements into a problem of two heads, and compares all of O with fp64: the numbers, and
+// which are infinite or NaN.
+void CheckElements(Backend& backend, AttentionProblem p, const std::vector<Element>& elements) {
+  std::vector<uint16_t> q = Halves(p.q_heads * p.q_len * p.head_dim, 0.7f, p.dtype);
+  std::vector<uint16_t> k = Halves(p.kv_heads * p.kv_len * p.head_dim, 1.1f, p.dtype);
+  std::vector<uint16_t> v = Halves(p.kv_heads * p.kv_len * p.head_dim, 0.3f, p.dtype);
+  for (const Element& e : elements) {
+    std::vector<uint16_t>& tensor = e.tensor == 'q' ? q : e.tensor == 'k' ? k : v;
+    tensor[e.row * p.head_dim + e.column] = Half(e.value, p.dtype);
+  }
+  std::vector<uint16_t> o(q.size());
+  const AttentionTask task = Task(backend, p, q.data(), k.data(), v.data(), o.data());
+  ASSERT_TRUE(RunTasks(backend, {&task, 1}).ok());
+  std::vector<double> want(o.size());
+  ReferenceAttention(p, task.args, want.data(), nullptr);
+  size_t special = 0;
+  for (size_t i = 0; i < o.size(); ++i) {
+    const double got = kernels::LoadElement(o.data(), static_cast<int64_t>(i), p.dtype);
+    if (std::isfinite(want[i])) {
+      ASSERT_NEAR(got, want[i], 0.02) << ToString(p) << " element " << i;
+      continue;
+    }
+    ++special;
+    ASSERT_TRUE(got == want[i] || (std::isnan(got) && std::isnan(want[i])))
+        << ToString(p) << " element " << i << ": " << got << ", not " << want[i];
+  }
+  EXPECT_GT(special, 0u);
+  EXPECT_LE(special, o.size() / 2);  // nothing of the second head
+}
+
+// With and without a mask, in the last keys and elements of an odd number, too.
+TEST_P(CpuBackend, InfiniteAndNaNHalvesShowWhereFp64ShowsThem) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  const auto backend = MakeBackend(GetParam(), 2);
+  for (DType dtype : {DType::kF16, DType::kBF16}) {
+    for (int64_t head_dim : {7, 65, 128}) {
+      const int64_t last = head_dim - 1;
+      for (bool causal : {false, true}) {
+        AttentionProblem p = Problem(dtype, 2, 150, 201, head_dim);
+        if (causal) p.mask.causal.alignment = kernels::Causal::kBottomRight;
+        CheckElements(*backend, p,
+                      {{'v', 0, 0, -kInf},
+                       {'v', 100, 1, kNaN},
+                       {'v', 120, 2, kInf},
+                       {'v', 131, 3, -kInf},
+                       {'v', 170, 2, -kInf},
+                       {'v', 200, last, kInf}});
+        CheckElements(*backend, p,
+                      {{'q', 20, 3, kInf},
+                       {'q', 21, last, kNaN},
+                       {'k', 60, 5, -kInf},
+                       {'k', 190, 5, kInf},
+                       {'k', 195, last, -kInf},
+                       {'k', 200, 4, kNaN}});
+      }
+    }
+  }
 }
 
 // Alone on one thread, and among 64 tasks of other shapes on 1, 2 and 5 threads: the same bits.

@@ -21,6 +21,7 @@ std::vector<const FlashKernel*> Kernels() {
 #if defined(__x86_64__)
   if (Avx2Available().ok()) kernels.push_back(&kFlashAvx2);
   if (Avx512Available().ok()) kernels.push_back(&kFlashAvx512);
+  if (Avx512BF16Available().ok()) kernels.push_back(&kFlashAvx512BF16);
 #endif
   return kernels;
 }

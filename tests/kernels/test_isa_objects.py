@@ -19,11 +19,12 @@ TABLES = {
     "decode_portable": "kDecodePortable",
     "flash_amx": "kFlashAmx",
     "flash_avx512": "kFlashAvx512",
+    "flash_avx512_bf16": "kFlashAvx512BF16",
     "flash_avx2": "kFlashAvx2",
     "flash_portable": "kFlashPortable",
 }
 BASELINE_TABLES = ["decode_portable", "flash_portable"]
-AVX512_TABLES = ["decode_avx512", "flash_amx", "flash_avx512"]
+AVX512_TABLES = ["decode_avx512", "flash_amx", "flash_avx512", "flash_avx512_bf16"]
 
 
 def objects():
@@ -72,3 +73,4 @@ def test_kernels_use_their_own_registers(path):
     assert "%ymm" in text
     assert ("%zmm" in text) == (stem(path) in AVX512_TABLES)
     assert ("tdpbf16ps" in text) == (stem(path) == "flash_amx")
+    assert ("vdpbf16ps" in text) == (stem(path) == "flash_avx512_bf16")

@@ -1,0 +1,58 @@
+// Factors of the vector kernel's products in fp32: the elements themselves, whatever the dtype. The
+// contract of any `Factors`, of which flash_body.h takes one by its unit's flags, stands here.
+//
+// A lane of a vector, and a number of scratch, is 32 bits that hold kElems elements which are
+// adjacent along the sum: columns of head_dim for scores, keys for P.V.
+#ifndef ATTND_KERNELS_CPU_FACTORS_F32_H_
+#define ATTND_KERNELS_CPU_FACTORS_F32_H_
+
+#include "kernels/cpu/flash_kernel.h"
+#include "kernels/cpu/flash_rows.h"
+#include "kernels/cpu/vector.h"
+
+// NOLINTBEGIN(misc-definitions-in-headers): internal linkage is the point, see flash_kernel.h.
+namespace attnd::kernels::cpu {
+namespace {
+
+struct Factors {
+  static constexpr int64_t kElems = 1;
+  using Vector = F32;
+
+  // The number at `at`, in every lane.
+  ATTND_CPU_INLINE static Vector BroadcastFrom(const float* at) { return Broadcast(*at); }
+
+  // sum + a * b, of all elements of a lane.
+  ATTND_CPU_INLINE static F32 MultiplyAdd(Vector a, Vector b, F32 sum) { return Fma(a, b, sum); }
+
+  // The lanes' bits that belong to visible elements; visible[i] is -1 or 0, for element i.
+  ATTND_CPU_INLINE static I32 Mask(const I32* visible) { return visible[0]; }
+
+  // Up to kLanes query rows, a lane each: number i of them is to[i * to_stride] and following.
+  // Lanes without a row are zeros, as are elements past head_dim, up to a whole number.
+  ATTND_CPU_INLINE static void LoadQueries(const FlashTile& tile, int64_t row, float* to,
+                                           int64_t to_stride) {
+    LoadLanes(tile.element, tile.q + row * tile.q_row_stride_bytes, tile.q_row_stride_bytes,
+              tile.rows - row, tile.head_dim, to, to_stride);
+  }
+
+  // One row of K. Elements past head_dim are zeros, up to a whole number.
+  ATTND_CPU_INLINE static void LoadKey(const FlashTile& tile, int64_t key, float* to) {
+    LoadRow(tile.element, tile.k.Row(key), tile.head_dim, to);
+  }
+
+  // The rows [key, key + min(keys, kElems)) of V: one number a column, then zeros up to a whole
+  // vector. The elements of missing rows are zeros.
+  ATTND_CPU_INLINE static void LoadValues(const FlashTile& tile, int64_t key, int64_t /*keys*/,
+                                          float* to) {
+    LoadRow(tile.element, tile.v.Row(key), tile.head_dim, to);
+  }
+
+  // The probabilities of kElems keys.
+  ATTND_CPU_INLINE static Vector Weights(const F32* probabilities) { return probabilities[0]; }
+};
+
+}  // namespace
+}  // namespace attnd::kernels::cpu
+// NOLINTEND(misc-definitions-in-headers)
+
+#endif  // ATTND_KERNELS_CPU_FACTORS_F32_H_
