@@ -2,11 +2,12 @@
 // two products of a lane's pairs to its fp32 sum. The contract stands in factors_f32.h; the dtype
 // is bf16.
 //
-// The instruction rounds to nearest, ties to even, and takes subnormal numbers for 0, as the AMX
-// kernel's does; so do probabilities below 2^-126 count.
+// The instruction rounds to nearest, ties to even, and takes subnormal numbers for 0, as that of
+// AMX does. Probabilities below 2^-126 are 0, too.
 #ifndef ATTND_KERNELS_CPU_FACTORS_BF16_H_
 #define ATTND_KERNELS_CPU_FACTORS_BF16_H_
 
+#include "kernels/cpu/exp_avx512.h"
 #include "kernels/cpu/flash_kernel.h"
 #include "kernels/cpu/flash_rows.h"
 #include "kernels/cpu/vector.h"
@@ -67,6 +68,10 @@ struct Factors {
       if (second != nullptr) pairs |= Elements(second, i, tile.head_dim) << 16;
       StoreVector(to + i, pairs);
     }
+  }
+
+  ATTND_CPU_INLINE static F32 Probability(F32 difference) {
+    return ExpOf(difference, Broadcast(kLog2E), Broadcast(-126.0f / kLog2E));
   }
 
   // Rounded to nearest, halves away from zero, by integers: the multiplier has enough to do.

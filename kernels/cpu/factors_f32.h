@@ -47,6 +47,9 @@ struct Factors {
     LoadRow(tile.element, tile.v.Row(key), tile.head_dim, to);
   }
 
+  // exp(difference) of scores, difference <= 0, as precise as weights are: 0 for -inf, NaN for NaN.
+  ATTND_CPU_INLINE static F32 Probability(F32 difference) { return Exp(difference); }
+
   // The probabilities of kElems keys.
   ATTND_CPU_INLINE static Vector Weights(const F32* probabilities) { return probabilities[0]; }
 };

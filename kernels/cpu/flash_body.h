@@ -218,7 +218,7 @@ ATTND_CPU_INLINE void Softmax(float* scores, float* max, float* sum, const Block
     for (int64_t key = block.begin; key < block.end; key += Factors::kElems) {
       F32 p[Factors::kElems];
       for (int i = 0; i < Factors::kElems; ++i) {
-        p[i] = Exp(LoadVector<F32>(column + (key + i) * kBlockRows) - shift);
+        p[i] = Factors::Probability(LoadVector<F32>(column + (key + i) * kBlockRows) - shift);
         tile_sum += p[i];
       }
       StoreVector(column + key / Factors::kElems * kBlockRows, Factors::Weights(p));

@@ -9,6 +9,7 @@
 #define ATTND_KERNELS_CPU_AMX_SOFTMAX_H_
 
 #include "kernels/cpu/amx/config.h"
+#include "kernels/cpu/exp_avx512.h"
 #include "kernels/cpu/flash_kernel.h"
 #include "kernels/cpu/vector.h"
 
@@ -19,7 +20,6 @@ namespace {
 constexpr int kKeyVectors = kStepKeys / 16;
 static_assert(kKeyVectors == 8);
 constexpr float kInfinity = __builtin_inff();
-constexpr float kLog2E = 0x1.715476p+0f;
 
 // Scores in the caller's unit, times `factor`, are exponents of 2.
 struct Exponent {
@@ -31,26 +31,6 @@ struct Exponent {
     return {factor, least < -__FLT_MAX__ ? -__FLT_MAX__ : least};
   }
 };
-
-// 2^(difference * factor) for differences <= 0, within 3e-6 of the value: exactly 1 for 0, NaN for
-// NaN, and 0 where it would be below 2^-126, -inf included. The difference is scaled within the
-// multiply-adds, so that scores of any size cancel exactly.
-ATTND_CPU_INLINE __m512 ExpOf(__m512 difference, __m512 factor, __m512 least) {
-  const __mmask16 normal = _mm512_cmp_ps_mask(difference, least, _CMP_NLT_UQ);
-  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
-  const __m512 magic = _mm512_set1_ps(0x1.8p23f);
-  const __m512 shifted = _mm512_fmadd_ps(difference, factor, magic);
-  const __m512 n = _mm512_sub_ps(shifted, magic);
-  const __m512 r = _mm512_fmsub_ps(difference, factor, n);
-  // 2^r = 1 + r g(r) on |r| <= 1/2; g by minimax fit, error 2.8e-6.
-  __m512 g = _mm512_set1_ps(0x1.3a02ccp-7f);
-  g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.c9fc46p-5f));
-  g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.ec0378p-3f));
-  g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.62e12cp-1f));
-  g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(1.0f));
-  const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
-  return _mm512_castsi512_ps(_mm512_maskz_add_epi32(normal, _mm512_castps_si512(g), power));
-}
 
 // Rounded to bf16, halves away from zero: lane i holds even[i], then odd[i]. Without AVX512-BF16's
 // instruction, which takes the multiplier twice.
