@@ -90,6 +90,19 @@ float Rounded(float value, DType dtype) {
                               : kernels::BF16ToFloat(kernels::FloatToBF16(value));
 }
 
+// Instructions that multiply bf16 take subnormal numbers for 0, those of fp32 do not: it was really
+// the backend's own kernel that ran.
+TEST_P(CpuBackend, SubnormalBF16CountsWhereProductsAreInFp32) {
+  const bool multiplies_bf16 = GetParam() == "cpu_amx" || GetParam() == "cpu_avx512_bf16";
+  const auto backend = MakeBackend(GetParam(), 1);
+  const std::vector<uint16_t> q(16, 0), v(8, 0x0040);
+  std::vector<uint16_t> o(16, 0xffff);
+  const AttentionProblem p = Problem(DType::kBF16, 1, 2, 1, 8);
+  const AttentionTask task = Task(*backend, p, q.data(), q.data(), v.data(), o.data());
+  ASSERT_TRUE(RunTasks(*backend, {&task, 1}).ok());
+  EXPECT_EQ(o, std::vector<uint16_t>(16, multiplies_bf16 ? 0 : 0x0040));
+}
+
 std::vector<float> Waves(int64_t count, float frequency) {
   std::vector<float> values(count);
   for (int64_t i = 0; i < count; ++i) values[i] = std::sin(frequency * static_cast<float>(i));
