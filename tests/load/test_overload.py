@@ -70,6 +70,8 @@ def overload(folder, duration_s, percentile):
         print(f"capacity {capacity['answered_per_s']:.1f}/s", ratios, row["failed_by_code"], f"rss {max(rss) >> 20} MiB, run {runs} us")
         assert set(row["failed_by_code"]) == {"RESOURCE_EXHAUSTED"} and row["verified"] > 0
         assert_agree(server, taught, capacity, row, after)
+        refused = server.metric('attnd_refusals_total{reason="queue_time"}')
+        assert refused == server.metric("attnd_retry_pushback_total") == row["failed"], "each is told when to come again"
         assert_only_these_ran(server)
         assert ratios["offered"] > 9, ratios
         goodput = GOODPUT if duration_s >= 30 else GOODPUT_SHORT

@@ -9,6 +9,7 @@ from scenario import Load, assert_agree, assert_only_these_ran, by_code, finishe
 
 MIDDLE = ("--q_heads=1", "--q_len=1024")  # about 3 ms on a processor of 2026
 BUSY = ("--q_heads=1", "--q_len=2048")  # 4 ms with AMX, 13 without: at 400 a second more than a processor can do
+NARROW = ("--q_heads=1", "--head_dim=16", "--q_len=4096")  # about 10 ms, in 384 KiB
 LONG = ("--q_heads=8", "--kv_heads=2", "--q_len=1024")  # about 50 ms
 STOPPED_S = 1
 
@@ -32,6 +33,22 @@ def test_deadlines(tmp_path):
         assert_only_these_ran(server)
         in_queue = sum(count for (_, stage), count in finished(server).items() if stage in ("receive", "queue"))
         assert in_queue > storm["sent"] / 4, "most ended before a device had them"
+
+
+def test_hopeless_deadlines(tmp_path):
+    """After a time in which the kind was seen to take longer: all callers are told so, and few calls are run."""
+    with serving(tmp_path) as server:
+        taught = load(server, *NARROW, "--concurrency=1", "--duration=1s")
+        assert taught["answered"] >= 10
+        deadline_ms = max(2, int(taught["stage_mean_us"]["run"] / 1000 / 4))
+        storm = load(server, *NARROW, "--rate=150", "--duration=2s", f"--timeout_ms={deadline_ms}")
+        after = load(server, *NARROW, "--concurrency=1", "--duration=300ms")
+        print(f"{storm['sent']} of {deadline_ms} ms:", finished(server))
+        assert storm["answered"] == 0 and set(storm["failed_by_code"]) == {"DEADLINE_EXCEEDED"}
+        assert after["answered"] == after["sent"] > 0, "the server is there for the next caller"
+        ran = server.metric("attnd_batch_requests_sum") - taught["answered"] - after["answered"]
+        assert ran <= storm["sent"] / 20, "what cannot be met is not run"
+        assert server.metric('attnd_refusals_total{reason="hopeless"}') > storm["sent"] / 4
 
 
 def test_cancels_and_killed_callers(tmp_path):
