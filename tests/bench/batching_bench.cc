@@ -1,10 +1,12 @@
 // What batching is worth: one small problem from many callers through the executor of one device,
-// in batches as the scheduler forms them and one by one, alternating. See README.md.
+// in batches as the scheduler forms them and one by one, alternating; with tensors that have to be
+// brought, and with tensors that lie where the device uses them. See README.md.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -14,10 +16,13 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/strings/match.h"
 #include "kernels/sync.h"
+#include "server/executor/cuda_runtime.h"
 #include "server/executor/devices.h"
 #include "server/executor/executor.h"
 #include "server/memory/slab_allocator.h"
+#include "tests/bench/caller_tensors.h"
 #include "tests/fakes/attention_requests.h"
 
 ABSL_FLAG(std::string, devices, "auto", "As attnd's; the first one counts.");
@@ -58,24 +63,26 @@ struct Rate {
 // next.
 class Feed {
  public:
-  Feed(server::Scheduler& scheduler, server::BufferPool& payloads, const Request& like)
-      : scheduler_(scheduler), payloads_(payloads), like_(like) {}
+  // `in_place` null: each request brings its tensors in `payloads`.
+  Feed(server::Scheduler& scheduler, server::BufferPool& payloads, const Request& like,
+       const CallerTensors* in_place)
+      : scheduler_(scheduler), payloads_(payloads), like_(like), in_place_(in_place) {}
 
   Rate Run(int callers, std::chrono::milliseconds time) {
-    for (int i = 0; i < callers; ++i) Submit();
+    for (int i = 0; i < callers; ++i) Submit(i);
     const steady_clock::time_point warm = steady_clock::now() + time / 4;
     const steady_clock::time_point end = warm + time;
     int64_t counted = 0;
     double batches = 0;
     int running = callers;
     while (running > 0) {
-      for (const int64_t batch_size : TakeEnded()) {
+      for (const Ended& call : TakeEnded()) {
         const steady_clock::time_point now = steady_clock::now();
         if (now >= warm && now < end) {
           ++counted;
-          batches += 1.0 / static_cast<double>(batch_size);
+          batches += 1.0 / static_cast<double>(call.batch_size);
         }
-        now < end ? Submit() : static_cast<void>(--running);
+        now < end ? Submit(call.caller) : static_cast<void>(--running);
       }
     }
     const auto n = static_cast<double>(counted);
@@ -83,25 +90,34 @@ class Feed {
   }
 
  private:
-  void Submit() {
+  struct Ended {
+    int caller = 0;
+    int64_t batch_size = 0;
+  };
+
+  void Submit(int caller) {
     auto request = std::make_unique<Request>();
     request->problems = like_.problems;
     request->output = like_.output;
     request->arrival = steady_clock::now();
-    request->q = *payloads_.Allocate(like_.q.size_bytes());
-    request->k = *payloads_.Allocate(like_.k.size_bytes());
-    request->v = *payloads_.Allocate(like_.v.size_bytes());
+    if (in_place_ != nullptr) {
+      in_place_->LendTo(caller, *request);
+    } else {
+      request->q = *payloads_.Allocate(like_.q.size_bytes());
+      request->k = *payloads_.Allocate(like_.k.size_bytes());
+      request->v = *payloads_.Allocate(like_.v.size_bytes());
+    }
     Check(scheduler_.Submit(std::make_shared<server::Job>(
         std::move(request),
-        [this](server::Job&, absl::StatusOr<server::Answer> answer, server::Stage) {
+        [this, caller](server::Job&, absl::StatusOr<server::Answer> answer, server::Stage) {
           Check(answer.status());
           MutexLock lock(mutex_);
-          ended_.push_back(answer->batch_size);
+          ended_.push_back({caller, answer->batch_size});
           if (ended_.size() == 1) changed_.NotifyOne();
         })));
   }
 
-  std::vector<int64_t> TakeEnded() {
+  std::vector<Ended> TakeEnded() {
     MutexLock lock(mutex_);
     while (ended_.empty()) changed_.Wait(mutex_);
     return std::exchange(ended_, {});
@@ -110,28 +126,49 @@ class Feed {
   server::Scheduler& scheduler_;
   server::BufferPool& payloads_;
   const Request& like_;
+  const CallerTensors* const in_place_;
   Mutex mutex_;
   CondVar changed_;
-  std::vector<int64_t> ended_ ABSL_GUARDED_BY(mutex_);  // the sizes of their batches
+  std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);
 };
 
-Rate Measure(server::Device& device, int64_t max_batch_problems, const AttentionSpec& spec) {
+// A GPU's; null for a CPU.
+absl::StatusOr<std::shared_ptr<server::Cuda>> CudaOf(const server::Device& device) {
+  const std::string& id = device.Describe().id;
+  if (!absl::StartsWith(id, "cuda:")) return nullptr;
+  return server::OpenCuda(std::stoi(id.substr(5)));
+}
+
+// A way to feed the device.
+struct Way {
+  bool in_place = false;
+  int64_t max_batch_problems = 0;
+};
+
+Rate Measure(server::Device& device, const Way& way, const AttentionSpec& spec) {
   const auto payloads = PoolFor(device);
   const auto answers = PoolFor(device);
   const auto like = fakes::MakeRequest(*payloads, spec);
   const int callers = absl::GetFlag(FLAGS_callers);
-  {  // what the pool hands out later holds numbers
+  std::unique_ptr<CallerTensors> in_place;
+  if (way.in_place) {
+    const auto cuda = CudaOf(device);
+    Check(cuda.status());
+    auto made = CallerTensors::Create(*cuda, *like, callers);
+    Check(made.status());
+    in_place = *std::move(made);
+  } else {  // what the pool hands out later holds numbers
     std::vector<std::unique_ptr<Request>> fill;
     for (int i = 0; i < callers; ++i) fill.push_back(fakes::MakeRequest(*payloads, spec));
   }
   server::SteadyClock clock;
   server::Metrics metrics;
   server::SchedulerOptions options;
-  options.max_batch_problems = max_batch_problems;
+  options.max_batch_problems = way.max_batch_problems;
   server::Scheduler scheduler(options, &clock, &metrics);
   server::Executor executor({[](const absl::Status& status) { Check(status); }}, &scheduler,
                             &device, answers.get(), &clock, &metrics);
-  const Rate rate = Feed(scheduler, *payloads, *like)
+  const Rate rate = Feed(scheduler, *payloads, *like, in_place.get())
                         .Run(callers, std::chrono::milliseconds(absl::GetFlag(FLAGS_time_ms)));
   scheduler.Drain();
   return rate;
@@ -159,27 +196,31 @@ int Main() {
                                     {"backend", device.Describe().backend},
                                     {"callers", absl::GetFlag(FLAGS_callers)},
                                     {"rows", nlohmann::ordered_json::array()}};
-  std::vector<double> rates[2], sizes[2];
-  constexpr int64_t kMaxProblems[2] = {64, 1};
+  // Batches and their like one by one, next to each other.
+  constexpr Way kWays[] = {{false, 64}, {false, 1}, {true, 64}, {true, 1}};
+  constexpr size_t kNumWays = std::size(kWays);
+  std::vector<double> rates[kNumWays], sizes[kNumWays];
   for (int round = 0; round < std::max(1, absl::GetFlag(FLAGS_rounds)); ++round) {
-    for (int i = 0; i < 2; ++i) {
-      const Rate rate = Measure(device, kMaxProblems[i], spec);
+    for (size_t i = 0; i < kNumWays; ++i) {
+      const Rate rate = Measure(device, kWays[i], spec);
       rates[i].push_back(rate.calls_per_s);
       sizes[i].push_back(rate.requests_per_batch);
     }
   }
-  std::printf("%s, %s: B1 H8 L256 D64 bf16, %d callers\n%-20s %12s %18s %14s\n",
+  std::printf("%s, %s: B1 H8 L256 D64 bf16, %d callers\n%-10s %-20s %12s %18s %14s\n",
               device.Describe().name.c_str(), device.Describe().backend.c_str(),
-              absl::GetFlag(FLAGS_callers), "max_batch_problems", "calls_per_s",
+              absl::GetFlag(FLAGS_callers), "tensors", "max_batch_problems", "calls_per_s",
               "requests_per_batch", "/one_by_one");
-  for (int i = 0; i < 2; ++i) {
-    const double rate = Median(rates[i]), ratio = rate / Median(rates[1]);
-    results["rows"].push_back({{"max_batch_problems", kMaxProblems[i]},
+  for (size_t i = 0; i < kNumWays; ++i) {
+    const char* const tensors = kWays[i].in_place ? "in_place" : "brought";
+    const double rate = Median(rates[i]), ratio = rate / Median(rates[i | 1]);
+    results["rows"].push_back({{"tensors", tensors},
+                               {"max_batch_problems", kWays[i].max_batch_problems},
                                {"calls_per_s", rate},
                                {"requests_per_batch", Median(sizes[i])},
                                {"ratio_to_one_by_one", ratio}});
-    std::printf("%-20d %12.0f %18.1f %14.2f\n", static_cast<int>(kMaxProblems[i]), rate,
-                Median(sizes[i]), ratio);
+    std::printf("%-10s %-20d %12.0f %18.1f %14.2f\n", tensors,
+                static_cast<int>(kWays[i].max_batch_problems), rate, Median(sizes[i]), ratio);
   }
   if (const std::string path = absl::GetFlag(FLAGS_json); !path.empty()) {
     std::FILE* const file = std::fopen(path.c_str(), "w");

@@ -5,16 +5,18 @@ import json
 import bench_program
 
 
-def test_both_rows_are_measured_and_batches_form(tmp_path):
+def test_all_rows_are_measured_and_batches_form(tmp_path):
     path = tmp_path / "rows.json"
     result = bench_program.run("batching_bench", "--devices=cpu", "--time_ms=200", "--rounds=1", f"--json={path}")
     assert result.returncode == 0, result.stderr
-    assert len(result.stdout.splitlines()) == 4
-    batched, single = json.loads(path.read_text())["rows"]
-    assert batched["max_batch_problems"] == 64 and single["max_batch_problems"] == 1
-    assert batched["calls_per_s"] > 0 and single["calls_per_s"] > 0
-    assert batched["requests_per_batch"] > 1 and single["requests_per_batch"] == 1
-    assert single["ratio_to_one_by_one"] == 1
+    assert len(result.stdout.splitlines()) == 6
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["tensors"] for row in rows] == ["brought", "brought", "in_place", "in_place"]
+    for batched, single in (rows[:2], rows[2:]):
+        assert batched["max_batch_problems"] == 64 and single["max_batch_problems"] == 1
+        assert batched["calls_per_s"] > 0 and single["calls_per_s"] > 0
+        assert batched["requests_per_batch"] > 1 and single["requests_per_batch"] == 1
+        assert single["ratio_to_one_by_one"] == 1
 
 
 def test_a_mistake_is_an_error():
