@@ -27,7 +27,7 @@ ATTND_CPU_INLINE __m512 ExpOf(__m512 difference, __m512 factor, __m512 least) {
   g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.ec0378p-3f));
   g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.62e12cp-1f));
   g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(1.0f));
-  const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted), 23);
+  const auto power = BitCast<__m512i>(Bits(shifted) << 23);
   return _mm512_castsi512_ps(_mm512_maskz_add_epi32(normal, _mm512_castps_si512(g), power));
 }
 
