@@ -86,11 +86,13 @@ class CpuBackend final : public Backend {
     SplitResults splits(kernels_.decode, tasks);
     splits.Begin(memory + workers * scratch_bytes);
     std::atomic<int64_t> next{0};
+    // Nobody waits long for so little, but who was about to answer a caller would.
+    const bool gives_turns = list.cost() >= kMinCostPerThread;
     pool_.Run(workers, [&](int worker) {
       void* scratch = memory + worker * scratch_bytes;
       for (int64_t i = next.fetch_add(1); i < list.size(); i = next.fetch_add(1)) {
         RunItem(list.At(i), splits, scratch);
-        GiveTurn();
+        if (gives_turns) GiveTurn();
       }
     });
     return absl::OkStatus();
