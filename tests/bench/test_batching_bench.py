@@ -19,6 +19,11 @@ def test_all_rows_are_measured_and_batches_form(tmp_path):
         assert single["ratio_to_one_by_one"] == 1
 
 
+def test_a_bound_that_is_not_met_is_a_failure():
+    result = bench_program.run("batching_bench", "--devices=cpu", "--time_ms=100", "--rounds=1", "--least_in_place=1000")
+    assert result.returncode == 2, result.stderr
+
+
 def test_a_mistake_is_an_error():
     result = bench_program.run("batching_bench", "--devices=abacus")
     assert result.returncode != 0

@@ -38,7 +38,7 @@ skip() {  # skip NAME REASON
 finish() {
   local name
   echo
-  for name in kernel_bench two_gpus soak transports sass; do
+  for name in kernel_bench batching two_gpus soak transports sass; do
     [ ! -e "$logs/$name.log" ] || { echo "$name:"; cat "$logs/$name.log"; echo; }
   done
   printf '%s\n' "${lines[@]}"
@@ -119,6 +119,12 @@ report demo "$here/gpu/demo.sh" "$here/bin" "$here/data"
 report soak "$here/gpu/soak.sh"
 # What it must reach was set for this GPU.
 if [ -n "$hopper" ]; then report transports "$here/gpu/transports.sh"; else skip transports "no Hopper GPU"; fi
+# With tensors that are brought the bus is the limit.
+if [ -n "$hopper" ]; then
+  report batching "$here/bin/batching_bench" --devices=cuda:0 --least_in_place=3
+else
+  skip batching "no Hopper GPU"
+fi
 report kernel_bench "$here/bin/kernel_bench" --filter='^(prefill|decode)/bf16' --rounds=3
 if [ -z "$quick" ]; then
   sanitize_backend cuda_generic

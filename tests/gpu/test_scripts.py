@@ -28,7 +28,8 @@ def bundle(tmp_path):
                  "cuda_devices_gpu", "cuda_regions_gpu", "cuda_ipc_gpu"):
         write_program(tmp_path / "tests" / f"{test}_test", "echo fine")
     write_program(tmp_path / "tests" / "planted_race", "[ $1 = none ] || [ $1 = ring ] || exit 9")
-    write_program(tmp_path / "bin" / "kernel_bench", "echo a table")
+    for bench in ("kernel_bench", "batching_bench"):
+        write_program(tmp_path / "bin" / bench, "echo a table")
     for script in ("demo", "soak", "transports"):
         write_program(tmp_path / "gpu" / f"{script}.sh", "echo fine")
     write_program(tmp_path / "machine" / "nvidia-smi",
@@ -68,7 +69,7 @@ def test_everything_runs_and_passes(bundle):
     assert all(outcome == "passed" for name, outcome in lines.items() if name not in skipped)
     for tool in ("memcheck", "initcheck", "synccheck", "racecheck"):
         assert {f"{tool}_generic", f"{tool}_sm90a"} <= set(lines)
-    assert "dynamic_range" in lines
+    assert {"dynamic_range", "batching"} <= set(lines)
 
 
 def test_names_choose_lines_and_an_unknown_one_is_an_error(bundle):
