@@ -58,6 +58,9 @@ constexpr int64_t KvRowElems(int64_t head_dim) {
 // At head_dim 128 a row block's Q (16 KiB at most, 32 rows) and scores (8 KiB) stay in the L1 while
 // K and V pass through it once.
 static_assert((128 + kKvTile) * 32 * 4 <= kMinL1Bytes);
+// In pairs of bf16, 64 numbers a row, all of K is there, too; so are V, 32 rows, and weights.
+static_assert((kKvTile * KvRowElems(64) + 64 * 32) * 4 <= kMinL1Bytes);
+static_assert((kKvTile / 2 * KvRowElems(128) + kKvTile / 2 * 32) * 4 <= kMinL1Bytes);
 // At head_dim 256 a task's K and V tiles, Q and O together stay in the L2.
 static_assert((2 * kKvTile * KvRowElems(256) + 2 * 128 * 256) * 4 <= kMinL2Bytes);
 
