@@ -30,6 +30,19 @@ gpr_timespec After(absl::Duration left) {
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_micros(left_us, GPR_TIMESPAN));
 }
 
+// Absent: the server has not said when to try again.
+absl::optional<int64_t> PushbackMs(const grpc::ClientContext& context) {
+  const auto& trailers = context.GetServerTrailingMetadata();
+  const auto found = trailers.find("grpc-retry-pushback-ms");
+  if (found == trailers.end()) return absl::nullopt;
+  return ParsePushbackMs(absl::string_view(found->second.data(), found->second.size()));
+}
+
+gpr_timespec ToGrpc(steady_clock::time_point until) {
+  if (until == steady_clock::time_point::max()) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+  return After(absl::FromChrono(until - steady_clock::now()));
+}
+
 }  // namespace
 
 void Core::BeginTry() {
@@ -62,6 +75,8 @@ class ComputeCall::Try {
 
   virtual void Run(std::shared_ptr<grpc::Channel> channel) = 0;
   virtual Answer TakeAnswer() = 0;
+  // The answer is wrong, and another try's would be too.
+  virtual bool IsBroken() const { return false; }
 
   grpc::ClientContext& context() const { return *context_; }
 
@@ -105,50 +120,65 @@ class ComputeCall::UnaryTry final : public Try, public grpc::ClientUnaryReactor 
   grpc::ByteBuffer answer_;
 };
 
-// The same on the thread that starts it, which waits on gRPC's own queue: the answer wakes that
-// thread, and no other before it. After some milliseconds of sleep a wake-up takes 100 us and more.
-class ComputeCall::BlockingTry final : public Try {
+// The same for a thread that waits, and does so on gRPC's own queue: the answer wakes that thread,
+// and no other before it. After some milliseconds of sleep a wake-up takes 100 us and more.
+class ComputeCall::PolledTry final : public Try {
  public:
-  BlockingTry(std::shared_ptr<ComputeCall> call, std::shared_ptr<grpc::ClientContext> context,
-              grpc::ByteBuffer message, absl::Duration busy_poll)
+  PolledTry(std::shared_ptr<ComputeCall> call, std::shared_ptr<grpc::ClientContext> context,
+            grpc::ByteBuffer message, absl::Duration busy_poll)
       : Try(std::move(call), std::move(context)),
         message_(std::move(message)),
         asleep_from_(steady_clock::now() + absl::ToChronoNanoseconds(busy_poll)) {}
 
   void Run(std::shared_ptr<grpc::Channel> channel) override {
     grpc::GenericStub stub(std::move(channel));
-    grpc::CompletionQueue queue;
-    auto reader = stub.PrepareUnaryCall(&context(), kMethod, message_, &queue);
-    reader->StartCall();
-    grpc::Status status;
-    reader->Finish(&answer_, &status, this);
-    WaitForOne(queue);
-    reader.reset();
-    Done(ToAbsl(status));
+    reader_ = stub.PrepareUnaryCall(&context(), kMethod, message_, &queue_);
+    reader_->StartCall();
+    reader_->Finish(&answer_, &status_, this);
+  }
+
+  // True: the try has ended, and is gone.
+  bool Poll(steady_clock::time_point until) {
+    if (!WaitForOne(until)) return false;
+    queue_.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) {
+    }
+    reader_.reset();
+    Done(ToAbsl(status_));
+    return true;
   }
 
   Answer TakeAnswer() override { return {std::move(answer_), nullptr}; }
 
  private:
-  // Ends the queue, too.
-  void WaitForOne(grpc::CompletionQueue& queue) {
+  bool WaitForOne(steady_clock::time_point until) {
     using NextStatus = grpc::CompletionQueue::NextStatus;
     void* tag = nullptr;
     bool ok = false;
     NextStatus next = NextStatus::TIMEOUT;
-    while (next == NextStatus::TIMEOUT && steady_clock::now() < asleep_from_) {
-      next = queue.AsyncNext(&tag, &ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
+    while (next == NextStatus::TIMEOUT && steady_clock::now() < std::min(asleep_from_, until)) {
+      next = queue_.AsyncNext(&tag, &ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
     }
-    if (next == NextStatus::TIMEOUT) queue.Next(&tag, &ok);
-    queue.Shutdown();
-    while (queue.Next(&tag, &ok)) {
-    }
+    if (next == NextStatus::TIMEOUT) next = queue_.AsyncNext(&tag, &ok, ToGrpc(until));
+    return next != NextStatus::TIMEOUT;
   }
 
   grpc::ByteBuffer message_;
   const steady_clock::time_point asleep_from_;
+  grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::GenericClientAsyncResponseReader> reader_;
   grpc::ByteBuffer answer_;
+  grpc::Status status_;
 };
+
+bool ComputeCall::Poll(steady_clock::time_point until) {
+  if (polled_ == nullptr) return true;
+  if (!polled_->Poll(until)) return false;
+  polled_ = nullptr;
+  return true;
+}
 
 // Writes and reads go on side by side, one of each at a time; a message is copied to its place
 // while the next one is read. Who reads while another thread copies leaves the message to it.
@@ -213,6 +243,7 @@ class ComputeCall::StreamTry final
   }
 
   Answer TakeAnswer() override { return {{}, std::move(answer_)}; }
+  bool IsBroken() const override { return !broken_.ok(); }
 
  private:
   // Takes what is in incoming_, has the next message read, and copies. False if it is wrong: no
@@ -302,8 +333,10 @@ void ComputeCall::StartTry(absl::optional<absl::Duration> busy_poll) {
     if (request_.is_stream) {
       next = std::make_unique<StreamTry>(shared_from_this(), context, end_);
     } else if (busy_poll) {
-      next = std::make_unique<BlockingTry>(shared_from_this(), context, ToMessage(request_, end_),
-                                           *busy_poll);
+      auto polled = std::make_unique<PolledTry>(shared_from_this(), context,
+                                                ToMessage(request_, end_), *busy_poll);
+      polled_ = polled.get();
+      next = std::move(polled);
     } else {
       next = std::make_unique<UnaryTry>(shared_from_this(), context, ToMessage(request_, end_));
     }
@@ -321,10 +354,10 @@ void ComputeCall::OnTryDone(std::unique_ptr<Try> done, const absl::Status& statu
     context_.reset();
   }
   absl::optional<absl::Duration> wait;
-  if (!status.ok()) wait = WaitBeforeRetry(done->context(), status.code());
+  if (!status.ok() && !done->IsBroken()) wait = WaitBeforeRetry(done->context(), status.code());
   Answer answer = done->TakeAnswer();
   const bool turns = TurnsToStream(done->context(), status.code());
-  untouched_ = untouched_ && SaysUntouched(done->context());
+  const bool untouched = Learn(done->context());
   done.reset();
   if (turns) {
     request_.is_stream = true;
@@ -332,24 +365,27 @@ void ComputeCall::OnTryDone(std::unique_ptr<Try> done, const absl::Status& statu
   }
   if (!wait) {
     absl::Status outcome = status;
-    if (!outcome.ok() && untouched_) SetUntouched(outcome);
+    if (!outcome.ok() && untouched) SetUntouched(outcome);
     return Finish(std::move(outcome), std::move(answer), true);
   }
   core_->loop.PostAt(steady_clock::now() + absl::ToChronoNanoseconds(*wait),
                      [call = shared_from_this()] { call->StartTry(); });
 }
 
-bool ComputeCall::SaysUntouched(const grpc::ClientContext& context) {
-  return context.GetServerTrailingMetadata().count("attnd-untouched") > 0;
+bool ComputeCall::Learn(const grpc::ClientContext& context) {
+  const auto& trailers = context.GetServerTrailingMetadata();
+  MutexLock lock(mutex_);
+  failure_.from_server = trailers.count("attnd-version") > 0;
+  failure_.pushback_ms = PushbackMs(context);
+  failure_.untouched = failure_.untouched && trailers.count("attnd-untouched") > 0;
+  return failure_.untouched;
 }
 
 bool ComputeCall::TurnsToStream(const grpc::ClientContext& context, absl::StatusCode code) const {
   if (request_.is_stream || request_.stream_header.empty()) return false;
   if (code != absl::StatusCode::kResourceExhausted) return false;
-  const auto& trailers = context.GetServerTrailingMetadata();
-  const auto found = trailers.find("grpc-retry-pushback-ms");
-  return found != trailers.end() && trailers.count("attnd-version") > 0 &&
-         ParsePushbackMs(absl::string_view(found->second.data(), found->second.size())) < 0;
+  return context.GetServerTrailingMetadata().count("attnd-version") > 0 &&
+         PushbackMs(context).value_or(0) < 0;
 }
 
 absl::optional<absl::Duration> ComputeCall::WaitBeforeRetry(const grpc::ClientContext& context,
@@ -357,12 +393,8 @@ absl::optional<absl::Duration> ComputeCall::WaitBeforeRetry(const grpc::ClientCo
   FailedTry failed;
   failed.code = code;
   failed.deadline_left = DeadlineLeft();
-  const auto& trailers = context.GetServerTrailingMetadata();
-  failed.has_version_trailer = trailers.count("attnd-version") > 0;
-  if (const auto found = trailers.find("grpc-retry-pushback-ms"); found != trailers.end()) {
-    failed.pushback_ms =
-        ParsePushbackMs(absl::string_view(found->second.data(), found->second.size()));
-  }
+  failed.has_version_trailer = context.GetServerTrailingMetadata().count("attnd-version") > 0;
+  failed.pushback_ms = PushbackMs(context);
   {
     MutexLock lock(mutex_);
     if (cancelled_) return absl::nullopt;
@@ -398,7 +430,8 @@ void ComputeCall::Finish(absl::Status status, Answer answer, bool in_reaction) {
     // Also where the try had failed by itself just before.
     if (cancelled_ && !status.ok()) status = absl::CancelledError("cancelled by the caller");
     end = std::move(end_);
-    end->reply.tries = tries_;
+    end->reply.failure = failure_;
+    end->reply.failure.tries = tries_;
   }
   end->reply.status = std::move(status);
   end->reply.message = std::move(answer.message);

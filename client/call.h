@@ -51,7 +51,7 @@ struct Reply {
   grpc::ByteBuffer message;                  // a ComputeResponse, if status is OK and there is no
   std::shared_ptr<StreamedAnswer> streamed;  // of a stream
   int64_t sent_bytes = 0;
-  int tries = 0;
+  Failure failure;  // its number of tries counts for an answer, too
   // The sink runs in a reaction of gRPC's, from which calls may be started: what is short may be
   // done there and then.
   bool may_go_on_here = false;
@@ -65,8 +65,8 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
  public:
   using Sink = std::function<void(Reply)>;
 
-  // With a busy_poll this waits for the first try, and looks for its answer so long before it
-  // sleeps; then the call may be over.
+  // With a busy_poll the first try goes on in Poll alone, which looks for its answer so long before
+  // it sleeps. Poll is then to be called until it has been true.
   static std::shared_ptr<ComputeCall> Start(
       std::shared_ptr<Core> core, EncodedRequest request, const ExpectedAnswer& expected,
       absl::optional<absl::Duration> timeout, Sink sink,
@@ -74,10 +74,13 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
 
   void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // False: the first try has not ended by then. One thread at a time; not inside of a reaction.
+  bool Poll(std::chrono::steady_clock::time_point until);
+
  private:
   class Try;
   class UnaryTry;
-  class BlockingTry;
+  class PolledTry;
   class StreamTry;
 
   // What a try brings home.
@@ -104,8 +107,8 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   // How long to wait before the next try, if there is to be one.
   absl::optional<absl::Duration> WaitBeforeRetry(const grpc::ClientContext& context,
                                                  absl::StatusCode code) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The server says that it has not touched the call's regions, and will not.
-  static bool SaysUntouched(const grpc::ClientContext& context);
+  // Takes what the server says of a try that has ended. Whether it has touched no try.
+  bool Learn(const grpc::ClientContext& context) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the server refused the message for good, and a stream may do.
   bool TurnsToStream(const grpc::ClientContext& context, absl::StatusCode code) const;
   // in_reaction: on a thread of gRPC's, outside of everything else.
@@ -117,13 +120,14 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   EncodedRequest request_;  // changes between tries only
   const ExpectedAnswer expected_;
   const absl::optional<std::chrono::steady_clock::time_point> deadline_;
-  bool untouched_ = true;  // as the server says, by every try so far
+  PolledTry* polled_ = nullptr;  // of the thread that polls; null: no try of that kind is left
 
   Mutex mutex_;
   std::shared_ptr<End> end_ ABSL_GUARDED_BY(mutex_);  // null once there is an outcome
   std::shared_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);  // of the running try
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   int tries_ ABSL_GUARDED_BY(mutex_) = 0;
+  Failure failure_ ABSL_GUARDED_BY(mutex_);  // of the tries that have ended, but for their number
 };
 
 }  // namespace attnd::client

@@ -1,7 +1,6 @@
 #include "client/client.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -15,6 +14,8 @@
 #include "client/health.h"
 #include "client/local_regions.h"
 #include "client/status.h"
+#include "client/waited_call.h"
+#include "client/ways.h"
 
 namespace attnd {
 namespace {
@@ -26,118 +27,9 @@ using client::ExpectedAnswer;
 using client::LocalRegions;
 using client::Reply;
 using client::StagedCall;
-
-absl::StatusOr<AttentionResult> Decode(const ExpectedAnswer& expected, Reply reply) {
-  if (!reply.status.ok()) return reply.status;
-  absl::StatusOr<AttentionResult> result =
-      reply.streamed != nullptr ? reply.streamed->Finish()
-                                : client::DecodeAnswer(expected, std::move(reply.message));
-  if (result.ok()) {
-    result->sent_bytes = reply.sent_bytes;
-    result->tries = reply.tries;
-  }
-  return result;
-}
-
-// Up to this size an answer is copied on gRPC's own thread: it lies in this processor's cache, and
-// another thread would wake up tens of microseconds later.
-constexpr size_t kInlineBytes = size_t{2} << 20;
-
-bool IsShort(const Reply& reply) {
-  return reply.may_go_on_here && reply.message.Length() <= kInlineBytes;
-}
-
-bool IsOnGpu(const AttentionRequest& request) {
-  const LocalRegion* const region = request.q.region;
-  return region != nullptr && region->on_gpu();
-}
-
-// Where a synchronous call waits: for its result, or for what that is to be made of.
-struct Waiter {
-  Mutex mutex;
-  CondVar done;
-  absl::optional<Reply> reply ABSL_GUARDED_BY(mutex);
-  absl::optional<absl::StatusOr<AttentionResult>> result ABSL_GUARDED_BY(mutex);
-
-  void Take(const ExpectedAnswer& expected, Reply value) {
-    absl::optional<absl::StatusOr<AttentionResult>> decoded;
-    if (IsShort(value)) decoded = Decode(expected, std::move(value));
-    MutexLock lock(mutex);
-    if (decoded) {
-      result = std::move(decoded);
-    } else {
-      reply = std::move(value);
-    }
-    done.NotifyOne();
-  }
-  absl::StatusOr<AttentionResult> Wait(const ExpectedAnswer& expected) {
-    absl::optional<Reply> long_reply;
-    {
-      MutexLock lock(mutex);
-      while (!reply && !result) done.Wait(mutex);
-      if (result) return *std::move(result);
-      long_reply = std::move(reply);
-    }
-    return Decode(expected, *std::move(long_reply));
-  }
-};
-
-// An asynchronous call, which may be one call of gRPC's after another.
-class SwitchedCall : public Call {
- public:
-  void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_) {
-    std::shared_ptr<Call> now;
-    {
-      MutexLock lock(mutex_);
-      cancelled_ = true;
-      now = now_;
-    }
-    if (now != nullptr) now->Cancel();
-  }
-  void SwitchTo(std::shared_ptr<Call> next) ABSL_LOCKS_EXCLUDED(mutex_) {
-    bool cancelled = false;
-    {
-      MutexLock lock(mutex_);
-      now_ = next;
-      cancelled = cancelled_;
-    }
-    if (cancelled) next->Cancel();
-  }
-
- private:
-  Mutex mutex_;
-  std::shared_ptr<Call> now_ ABSL_GUARDED_BY(mutex_);  // null: none yet
-  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-};
-
-// What remains of a call's time.
-class TimeLeft {
- public:
-  explicit TimeLeft(absl::optional<absl::Duration> timeout)
-      : begin_(std::chrono::steady_clock::now()), timeout_(timeout) {}
-  absl::optional<absl::Duration> left() const {
-    if (!timeout_) return absl::nullopt;
-    return *timeout_ - absl::FromChrono(std::chrono::steady_clock::now() - begin_);
-  }
-
- private:
-  const std::chrono::steady_clock::time_point begin_;
-  const absl::optional<absl::Duration> timeout_;
-};
-
-bool IsForRegions(const AttentionRequest& request) {
-  if (client::NamesRegions(request)) return false;  // it has its own
-  if (request.transport == Transport::kRegion) return true;
-  const int64_t input_bytes =
-      request.q.size_bytes() + request.k.size_bytes() + request.v.size_bytes();
-  return request.transport == Transport::kAuto && input_bytes >= kRegionFromBytes;
-}
-
-// Whether a call through the client's own region is to go another way after it ended like this: the
-// server that knew the region is gone.
-bool GoesAnotherWay(const AttentionRequest& request, const absl::Status& status) {
-  return request.transport == Transport::kAuto && absl::IsNotFound(status);
-}
+using client::SwitchedCall;
+using client::TimeLeft;
+using client::WaitedCall;
 
 ServerInfo FromProto(const v1::GetServerInfoResponse& from) {
   ServerInfo info;
@@ -184,16 +76,12 @@ class ClientImpl : public Client {
   }
 
   absl::StatusOr<AttentionResult> Attention(const AttentionRequest& request) override {
-    const TimeLeft time(request.timeout);
-    absl::StatusOr<Staged> staged = Stage(request, time);
-    if (!staged.ok()) return staged.status();
-    if (*staged != nullptr) {
-      absl::StatusOr<AttentionResult> result = CallAndWait((*staged)->request(), time);
-      (*staged)->Finish(result);
-      if (!GoesAnotherWay(request, result.status())) return result;
-      staged->reset();
-    }
-    return CallAndWait(request, time);
+    return *WaitedCall(core_, regions_, request, Progress::kWhileWaited)
+                .WaitFor(absl::InfiniteDuration());
+  }
+
+  std::unique_ptr<StartedCall> Start(AttentionRequest request, Progress progress) override {
+    return std::make_unique<WaitedCall>(core_, regions_, std::move(request), progress);
   }
 
   std::shared_ptr<Call> AttentionAsync(const AttentionRequest& request,
@@ -203,13 +91,13 @@ class ClientImpl : public Client {
       ++running_;
     }
     auto running = std::make_shared<Running>(request, std::move(callback));
-    absl::StatusOr<Staged> staged = Stage(request, running->time);
+    absl::StatusOr<Staged> staged = client::Stage(regions_, request, running->time);
     if (!staged.ok()) {
       End(running, staged.status());
       return running->call;
     }
     running->staged = *std::move(staged);
-    Start(running);
+    StartCall(running);
     return running->call;
   }
 
@@ -251,42 +139,20 @@ class ClientImpl : public Client {
     Staged staged;  // null: its tensors go from where they lie
   };
 
-  // Null: the tensors are not to be copied into a region, or cannot be and need not.
-  absl::StatusOr<Staged> Stage(const AttentionRequest& request, const TimeLeft& time) {
-    if (absl::Status status = client::CheckTensors(request); !status.ok()) return status;
-    if (!IsForRegions(request)) return Staged();
-    absl::StatusOr<Staged> staged =
-        StagedCall::Stage(regions_, request, time.left().value_or(absl::InfiniteDuration()));
-    if (!staged.ok() && request.transport == Transport::kAuto) return Staged();
-    return staged;
-  }
-
-  absl::StatusOr<AttentionResult> CallAndWait(const AttentionRequest& request,
-                                              const TimeLeft& time) {
-    absl::StatusOr<EncodedRequest> encoded = client::Encode(request);
-    if (!encoded.ok()) return encoded.status();
-    const auto waiter = std::make_shared<Waiter>();
-    const ExpectedAnswer expected(request);
-    ComputeCall::Start(
-        core_, *std::move(encoded), expected, time.left(),
-        [waiter, expected](Reply reply) { waiter->Take(expected, std::move(reply)); },
-        IsOnGpu(request) ? core_->options.busy_poll : absl::ZeroDuration());
-    return waiter->Wait(expected);
-  }
-
-  void Start(const std::shared_ptr<Running>& running) {
+  void StartCall(const std::shared_ptr<Running>& running) {
     const AttentionRequest& request =
         running->staged != nullptr ? running->staged->request() : running->request;
     absl::StatusOr<EncodedRequest> encoded = client::Encode(request);
     if (!encoded.ok()) return End(running, encoded.status());
     // On the loop, unless there is little to do and the sink is not called deep inside gRPC.
     auto sink = [this, core = core_, running, expected = ExpectedAnswer(request)](Reply reply) {
-      if (running->staged == nullptr && IsShort(reply)) {
-        return Ended(running, Decode(expected, std::move(reply)));
+      if (running->staged == nullptr && client::IsShort(reply)) {
+        return Ended(running, client::Decode(expected, std::move(reply)));
       }
       const auto held = std::make_shared<Reply>(std::move(reply));
-      core->loop.Post(
-          [this, running, expected, held] { Ended(running, Decode(expected, std::move(*held))); });
+      core->loop.Post([this, running, expected, held] {
+        Ended(running, client::Decode(expected, std::move(*held)));
+      });
     };
     running->call->SwitchTo(ComputeCall::Start(core_, *std::move(encoded), ExpectedAnswer(request),
                                                running->time.left(), std::move(sink)));
@@ -297,7 +163,7 @@ class ClientImpl : public Client {
     if (running->staged != nullptr) {
       running->staged->Finish(result);
       running->staged.reset();
-      if (GoesAnotherWay(running->request, result.status())) return Start(running);
+      if (client::GoesAnotherWay(running->request, result.status())) return StartCall(running);
     }
     running->callback(std::move(result));
     OnEnded();

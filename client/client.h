@@ -212,6 +212,32 @@ class Call {
   virtual void Cancel() = 0;
 };
 
+// What is known of a call's failure beside its status.
+struct Failure {
+  int tries = 0;             // that were sent
+  bool from_server = false;  // an attnd said so, and nothing between it and the client
+  // When it is to be asked again; negative: never. Absent: it said nothing of that.
+  absl::optional<int64_t> pushback_ms;
+  // The server has computed nothing, and does not hold the call's regions.
+  bool untouched = true;
+};
+
+// A call that its caller waits for. Its destructor cancels it, and waits until nothing reads its
+// tensors any more; it comes before its client's. `WaitFor` and `failure` are one thread's at a
+// time.
+class StartedCall : public Call {
+ public:
+  // The call's end, once; nullopt: it has not come within `timeout`. What is to be copied to the
+  // caller's memory is copied here.
+  virtual absl::optional<absl::StatusOr<AttentionResult>> WaitFor(absl::Duration timeout) = 0;
+  // Once the call has ended in an error.
+  virtual Failure failure() const = 0;
+};
+
+// How a started call goes on while nobody waits for it. kWhileWaited: perhaps not at all. Its
+// answer wakes the waiting thread and no other before it, which is what Attention does.
+enum class Progress { kByItself, kWhileWaited };
+
 // Retries, for Compute has no side effects: UNAVAILABLE; RESOURCE_EXHAUSTED with a pushback >= 0;
 // UNKNOWN and INTERNAL without the trailer attnd-version (a node was lost, or something in between
 // spoke). At most max_tries, within the deadline, within the retry budget.
@@ -244,6 +270,10 @@ class Client {
   // its calls.
   virtual std::shared_ptr<Call> AttentionAsync(const AttentionRequest& request,
                                                Callback callback) = 0;
+
+  // As Attention, which is this and a wait. Copies tensors into a region where that is the way,
+  // else does not block.
+  virtual std::unique_ptr<StartedCall> Start(AttentionRequest request, Progress progress) = 0;
 
   virtual absl::StatusOr<ServerInfo> GetServerInfo(absl::Duration timeout) = 0;
 

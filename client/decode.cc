@@ -274,6 +274,27 @@ absl::StatusOr<AttentionResult> DecodeAnswer(const ExpectedAnswer& expected,
   return result;
 }
 
+void CameBytes::Add(int64_t begin, int64_t size_bytes) {
+  if (size_bytes == 0) return;
+  if (!pieces_.empty() && pieces_.back().second == begin) {
+    pieces_.back().second += size_bytes;
+  } else {
+    pieces_.emplace_back(begin, begin + size_bytes);
+  }
+}
+
+int64_t CameBytes::Count() const {
+  std::vector<std::pair<int64_t, int64_t>> sorted = pieces_;
+  std::sort(sorted.begin(), sorted.end());
+  int64_t count = 0;
+  int64_t end = 0;
+  for (const auto& [piece_begin, piece_end] : sorted) {
+    count += std::max<int64_t>(piece_end - std::max(piece_begin, end), 0);
+    end = std::max(end, piece_end);
+  }
+  return count;
+}
+
 StreamedAnswer::StreamedAnswer() = default;
 StreamedAnswer::~StreamedAnswer() = default;
 
@@ -328,6 +349,7 @@ absl::Status StreamedAnswer::AddChunk(const ExpectedAnswer& expected, const Scan
     left -= take;
   }
   missing_bytes_ -= size;
+  (is_lse ? came_lse_ : came_o_).Add(chunk.offset_bytes, size);
   return absl::OkStatus();
 }
 
@@ -345,8 +367,7 @@ absl::Status StreamedAnswer::AddHeader(const ExpectedAnswer& expected,
   if (absl::Status status = CheckExpected(expected, result_); !status.ok()) return status;
   FillAccount(header, &result_);
   missing_bytes_ = result_.o.view().size_bytes();
-  has_own_room_ = expected.o_data != nullptr;
-  if (!has_own_room_) result_.o.bytes.reserve(static_cast<size_t>(missing_bytes_));
+  if (expected.o_data == nullptr) result_.o.bytes.reserve(static_cast<size_t>(missing_bytes_));
   if (!result_.lse) return absl::OkStatus();
   const int64_t lse_bytes = result_.lse->view().size_bytes();
   // 4 bytes for each row of O, of 2 bytes at least.
@@ -361,11 +382,8 @@ absl::Status StreamedAnswer::AddHeader(const ExpectedAnswer& expected,
 
 absl::StatusOr<AttentionResult> StreamedAnswer::Finish() {
   if (!has_header_) return Broken("it has no header");
-  const auto lacks = [](const Tensor& tensor) {
-    return tensor.view().size_bytes() - static_cast<int64_t>(tensor.bytes.size());
-  };
-  int64_t lacking_bytes = result_.lse ? lacks(*result_.lse) : 0;
-  if (!has_own_room_) lacking_bytes += lacks(result_.o);
+  int64_t lacking_bytes = result_.o.view().size_bytes() - came_o_.Count();
+  if (result_.lse) lacking_bytes += result_.lse->view().size_bytes() - came_lse_.Count();
   if (missing_bytes_ != 0 || lacking_bytes != 0) {
     return Broken(
         absl::StrCat("its chunks lack ", std::max(missing_bytes_, lacking_bytes), " bytes"));

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -86,6 +87,18 @@ struct ExpectedAnswer {
 absl::StatusOr<AttentionResult> DecodeAnswer(const ExpectedAnswer& expected,
                                              grpc::ByteBuffer message);
 
+// Which bytes of a tensor have come. Those that go on where the last ones ended, as a server's do,
+// take no memory of their own.
+class CameBytes {
+ public:
+  void Add(int64_t begin, int64_t size_bytes);
+  // Without those that came twice.
+  int64_t Count() const;
+
+ private:
+  std::vector<std::pair<int64_t, int64_t>> pieces_;  // from byte to byte
+};
+
 // The same from the messages of a stream. Not thread-safe.
 class StreamedAnswer {
  public:
@@ -106,8 +119,9 @@ class StreamedAnswer {
 
   AttentionResult result_;
   bool has_header_ = false;
-  bool has_own_room_ = false;  // O goes to the caller's memory
   int64_t missing_bytes_ = 0;
+  CameBytes came_o_;
+  CameBytes came_lse_;
 };
 
 }  // namespace attnd::client

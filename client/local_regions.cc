@@ -23,11 +23,11 @@ constexpr int64_t kMinRegionBytes = int64_t{1} << 20;
 
 int64_t SizeOf(const LocalRegion& region) { return static_cast<int64_t>(region.bytes().size()); }
 
-// Sizes in steps of an eighth, so that calls that differ a little share regions.
+// Sizes in steps of an eighth, so that calls that differ a little share regions. > 0.
 int64_t RegionBytes(int64_t size_bytes) {
   int64_t step = kMinRegionBytes;
   while (step < size_bytes / 8) step *= 2;
-  return (size_bytes + step - 1) / step * step;
+  return std::max<int64_t>((size_bytes + step - 1) / step, 1) * step;
 }
 
 // Not: that the time was too short, or that the server does not answer, for it may be starting.

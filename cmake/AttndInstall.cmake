@@ -1,5 +1,5 @@
-# `cmake --install`: the programs (component "programs"), and the C++ client as a package (component "client") that other
-# projects use by find_package(attnd) and attnd::client. client/examples is one of them.
+# `cmake --install`: the programs (component "programs"), and the client as a package (component "client") that other
+# projects use by find_package(attnd) and attnd::client, or attnd::client_c for its C ABI. client/examples is one of them.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -17,9 +17,14 @@ target_compile_features(attnd_client INTERFACE cxx_std_17)
 target_include_directories(attnd_client INTERFACE $<INSTALL_INTERFACE:${headers}>)
 target_include_directories(attnd_proto INTERFACE $<INSTALL_INTERFACE:${headers}/proto>)
 install(TARGETS ${libraries} EXPORT attndTargets ARCHIVE COMPONENT client LIBRARY COMPONENT client)
+
+# The C ABI, which needs none of that.
+set_target_properties(attnd_client_c PROPERTIES EXPORT_NAME client_c INSTALL_RPATH "$ORIGIN")
+target_include_directories(attnd_client_c INTERFACE $<INSTALL_INTERFACE:${headers}>)
+install(TARGETS attnd_client_c EXPORT attndTargets LIBRARY COMPONENT client)
 install(EXPORT attndTargets NAMESPACE attnd:: DESTINATION ${package} COMPONENT client)
 
-foreach(header client/client.h client/region.h server/regions/protocol/unique_fd.h)
+foreach(header client/attnd_client.h client/client.h client/region.h server/regions/protocol/unique_fd.h)
   cmake_path(GET header PARENT_PATH folder)
   install(FILES ${header} DESTINATION ${headers}/${folder} COMPONENT client)
 endforeach()

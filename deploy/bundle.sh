@@ -18,7 +18,7 @@ programs=(attnd attnctl attnload kernel_bench executor_bench batching_bench tran
 tests=(conformance_test invariance_test dynamic_range_test public_failures_test registry_test cuda_device_gpu_test
   cuda_devices_gpu_test cuda_regions_gpu_test cuda_ipc_gpu_test cuda_ipc_client planted_race)
 if [ $# = 0 ]; then
-  (cd "$root" && cmake --preset shared && cmake --build --preset shared --target "${programs[@]}" "${tests[@]}" attnd_kernels_c)
+  (cd "$root" && cmake --preset shared && cmake --build --preset shared --target "${programs[@]}" "${tests[@]}" attnd_kernels_c attnd_client_c)
 fi
 build=$(cd "${1:-$root/build/shared}" && pwd)
 out=${2:-$root/build/bundle}

@@ -317,5 +317,14 @@ TEST_F(StreamedAnswerTest, ChunksThatComeTwiceLeaveNoGap) {
   EXPECT_THAT(std::string(answer_.Finish().status().message()), HasSubstr("lack 8 bytes"));
 }
 
+// Where nothing tells from the room itself what has been written there.
+TEST_F(StreamedAnswerTest, ChunksThatComeTwiceLeaveNoGapInTheCallersMemory) {
+  char o[16] = {};
+  request_.o_place = OutputView{o, nullptr};
+  EXPECT_TRUE(AddChunk(v1::OPERAND_O, 8, "12345678").ok());
+  EXPECT_TRUE(AddChunk(v1::OPERAND_O, 8, "12345678").ok());
+  EXPECT_THAT(std::string(answer_.Finish().status().message()), HasSubstr("lack 8 bytes"));
+}
+
 }  // namespace
 }  // namespace attnd::client

@@ -166,6 +166,7 @@ TEST(ClientStream, AnAnswerThatDoesNotFitIsInternal) {
   const auto beyond = client->Attention(problem.request());
   EXPECT_EQ(beyond.status().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(beyond.status().message(), HasSubstr("beyond the 5120000 bytes"));
+  EXPECT_EQ(server.streams(), 2);  // another try would give the same
 }
 
 // Case S28: at once, not at a deadline.

@@ -1,4 +1,4 @@
-"""The installed C++ client, as another project finds it."""
+"""The installed client, C++ and C, as another project finds it."""
 
 import subprocess
 
@@ -19,24 +19,27 @@ def prefix(tmp_path_factory):
     return folder
 
 
-def test_the_example_finds_the_package_builds_and_is_answered(prefix, tmp_path):
+def test_the_examples_find_the_package_build_and_are_answered(prefix, tmp_path):
     cache = (attnd_process.BUILD_DIR / "CMakeCache.txt").read_text()
-    compiler = next(line.split("=", 1)[1] for line in cache.splitlines() if line.startswith("CMAKE_CXX_COMPILER:"))
+    compilers = {language: next(line.split("=", 1)[1] for line in cache.splitlines() if line.startswith(f"CMAKE_{language}_COMPILER:"))
+                 for language in ("C", "CXX")}
     sanitize = next((line.split("=", 1)[1] for line in cache.splitlines() if line.startswith("ATTND_SANITIZE:")), "")
-    flags = [f"-DCMAKE_CXX_FLAGS=-fsanitize={sanitize}"] if sanitize else []
+    flags = [f"-DCMAKE_{language}_FLAGS=-fsanitize={sanitize}" for language in ("C", "CXX")] if sanitize else []
     build = tmp_path / "build"
     configured = run("cmake", "-S", attnd_process.ROOT / "client/examples", "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}",
-                     f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_BUILD_TYPE=Release", *flags)
+                     *(f"-DCMAKE_{language}_COMPILER={path}" for language, path in compilers.items()),
+                     "-DCMAKE_BUILD_TYPE=Release", *flags)
     assert configured.returncode == 0, configured.stderr
     built = run("cmake", "--build", build)
     assert built.returncode == 0, built.stdout + built.stderr
     server = attnd_process.Attnd(tmp_path)
     try:
-        asked = run(build / "attention", server.address)
+        answers = [run(build / program, server.address) for program in ("attention", "attention_c")]
     finally:
         server.stop()
-    assert asked.returncode == 0, asked.stderr
-    assert asked.stdout.startswith("attn_fwd_f32_d64_causal_") and asked.stdout.endswith("off by 0\n")
+    for asked in answers:
+        assert asked.returncode == 0, asked.stderr
+        assert asked.stdout.startswith("attn_fwd_f32_d64_causal_") and asked.stdout.endswith("off by 0\n")
 
 
 def test_the_package_names_no_path_of_the_tree_that_it_was_built_from(prefix):
