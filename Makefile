@@ -16,14 +16,14 @@ loadtest: configure
 	cmake --build --preset $(PRESET) --target attnd attnload
 	tests/load/loadtest.sh $(BUILD)/bin build/loadtest
 
-# The Python client in a virtual environment, with PyPI's packages. PYTHON_EXTRAS=bfloat16,torch,jax tests those too (some gigabytes).
+# The Python client, with the C++ client's library inside, in a virtual environment, with PyPI's packages. PYTHON_EXTRAS=bfloat16,torch,jax tests those too (some gigabytes).
 PYTHON_EXTRAS ?= bfloat16
 VENV := build/python_venv
 python: configure
-	cmake --build --preset $(PRESET) --target attnd attnload
+	cmake --build --preset $(PRESET) --target attnd attnload attnd_client_c
 	python3 -m venv $(VENV)
 	rm -rf client/python/build
-	$(VENV)/bin/pip install --quiet --upgrade './client/python[$(PYTHON_EXTRAS)]' pytest mypy setuptools grpcio-tools
+	ATTND_CLIENT_LIBRARY=$(CURDIR)/$(BUILD)/lib/libattnd_client_c.so $(VENV)/bin/pip install --quiet --upgrade './client/python[$(PYTHON_EXTRAS)]' pytest mypy setuptools grpcio-tools
 	$(VENV)/bin/mypy --config-file client/python/pyproject.toml -p attnd
 	ATTND_BIN_DIR=$(BUILD)/bin $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/python
 

@@ -1,20 +1,24 @@
 """Makes attnd/v1/attnd_pb2.py from attnd.proto while the package is built: with grpcio-tools, or with a protoc.
 
+$ATTND_CLIENT_LIBRARY names libattnd_client_c.so, which the package then carries along.
+
 What protoc itself writes for Python works with its own version of protobuf and newer ones alone. So only the description
 of the messages is taken from it, which every version reads, and the four lines that make classes of it are here.
 """
 
 import importlib.util
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
+LIBRARY = os.environ.get("ATTND_CLIENT_LIBRARY", "")
 HERE = pathlib.Path(__file__).resolve().parent
 NAME = "attnd/v1/attnd.proto"
 # In the project's tree, and in a source distribution, which takes the file along.
@@ -63,10 +67,27 @@ def generate(root):
     return [str(target), str(stub)]
 
 
+def copy_library(root):
+    """The path of the package's own copy, in a list."""
+    if not LIBRARY:
+        return []
+    target = pathlib.Path(root) / "attnd/libattnd_client_c.so"
+    shutil.copy(LIBRARY, target)
+    return [str(target)]
+
+
+class WithLibrary(Distribution):
+    """A package with the library is one machine's."""
+
+    def has_ext_modules(self):
+        return bool(LIBRARY)
+
+
 class BuildPy(build_py):
     def run(self):
         super().run()
-        self.generated = generate(HERE if getattr(self, "editable_mode", False) else self.build_lib)
+        root = HERE if getattr(self, "editable_mode", False) else self.build_lib
+        self.generated = generate(root) + copy_library(root)
 
     def get_outputs(self, include_bytecode=True):
         return super().get_outputs(include_bytecode) + getattr(self, "generated", [])
@@ -80,4 +101,4 @@ class Sdist(sdist):
         shutil.copy(proto_folder() / NAME, target)
 
 
-setup(cmdclass={"build_py": BuildPy, "sdist": Sdist})
+setup(distclass=WithLibrary, cmdclass={"build_py": BuildPy, "sdist": Sdist})

@@ -3,7 +3,8 @@
 
     python_client_bench.py build/release/bin            # 4 KiB and 64 MiB, by every transport
 
-O in fp32 is as large as Q, head_dim 128, one key, so that the kernel's work is linear in the bytes. The C++ client is
+The Python client twice: by the C++ client's library (BIN/../lib/libattnd_client_c.so, or --library; without one that column
+is left out), and by grpcio. O in fp32 is as large as Q, head_dim 128, one key, so that the kernel's work is linear in the bytes. The C++ client is
 attnload's with one caller; both keep their memory (malloc as attnd's tools set it). Medians of the rounds' medians.
 """
 
@@ -44,10 +45,11 @@ def call_python(address, side_socket, transport, bytes_, duration_s):
     print(statistics.median(times[len(times) // 3 :]) * 1e6)  # the first third warms up
 
 
-def python_us(arguments, server, transport, bytes_):
+def python_us(arguments, server, transport, bytes_, library):
     child = ["--child", *server, transport, str(bytes_)]
     command = [sys.executable, __file__, arguments.bin, f"--seconds={arguments.seconds}", *child]
-    done = subprocess.run(command, env={**os.environ, **MALLOC}, check=True, capture_output=True, text=True)
+    environment = {**os.environ, **MALLOC, "ATTND_CLIENT_LIBRARY": library}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return float(done.stdout)
 
 
@@ -75,9 +77,24 @@ def start(binary, folder):
     return process, (f"127.0.0.1:{ports.read_text().split()[0]}", f"{folder}/side.sock")
 
 
+def row_of(arguments, server, transport, bytes_, engines):
+    rounds = [
+        [cpp_us(arguments, server, transport, bytes_)]
+        + [python_us(arguments, server, transport, bytes_, library) for library in engines.values()]
+        for _ in range(arguments.rounds)
+    ]
+    cpp, *pythons = map(statistics.median, zip(*rounds))
+    row = f"{bytes_:10} {transport:>9} {cpp:10.0f}"
+    for column, python in enumerate(pythons, start=1):
+        ratio = statistics.median(times[column] / times[0] for times in rounds)
+        row += f" {python:10.0f} {python - cpp:8.0f} {ratio:6.2f}"
+    return row
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin", help="the folder with attnd and attnload")
+    parser.add_argument("--library", help="libattnd_client_c.so")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a way in a round")
     parser.add_argument("--bytes", type=int, nargs="+", default=[4 << 10, 64 << 20])
@@ -88,21 +105,17 @@ def main():
         address, side_socket, transport, bytes_ = arguments.child
         return call_python(address, side_socket, transport, int(bytes_), arguments.seconds)
 
+    library = arguments.library or str(pathlib.Path(arguments.bin).resolve().parent / "lib/libattnd_client_c.so")
+    engines = {"native": library, "grpcio": ""} if os.path.exists(library) else {"grpcio": ""}
     print(f"load {os.getloadavg()[0]:.1f}; us a call, medians of {arguments.rounds} rounds")
-    print(f"{'bytes':>10} {'transport':>9} {'C++':>10} {'Python':>10} {'more':>8} {'ratio':>6}")
+    heads = "".join(f" {engine:>10} {'more':>8} {'ratio':>6}" for engine in engines)
+    print(f"{'bytes':>10} {'transport':>9} {'C++':>10}{heads}")
     with tempfile.TemporaryDirectory() as folder:
         process, server = start(pathlib.Path(arguments.bin) / "attnd", folder)
         try:
             for bytes_ in arguments.bytes:
                 for transport in arguments.transports:
-                    pairs = [
-                        (cpp_us(arguments, server, transport, bytes_), python_us(arguments, server, transport, bytes_))
-                        for _ in range(arguments.rounds)
-                    ]
-                    cpp, python = (statistics.median(times) for times in zip(*pairs))
-                    ratio = statistics.median(p / c for c, p in pairs)
-                    row = f"{bytes_:10} {transport:>9} {cpp:10.0f} {python:10.0f} {python - cpp:8.0f} {ratio:6.2f}"
-                    print(row, flush=True)
+                    print(row_of(arguments, server, transport, bytes_, engines), flush=True)
         finally:
             process.terminate()
             process.wait()

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import os
 import pathlib
 import shutil
 import subprocess
@@ -23,6 +24,17 @@ def build_package():
     return folder
 
 
+def library():
+    """The C++ client's, with which clients are tested too; "" where there is none."""
+    if "ATTND_CLIENT_LIBRARY" in os.environ:
+        return os.environ["ATTND_CLIENT_LIBRARY"]
+    from attnd_process import BUILD_DIR
+
+    built = BUILD_DIR / "lib/libattnd_client_c.so"
+    return str(built) if built.exists() else ""
+
+
+LIBRARY = library()
 BUILT = None if importlib.util.find_spec("attnd") else build_package()
 
 
@@ -51,10 +63,25 @@ class OnLoop:
         self.loop.close()
 
 
-def client_class(kind):
-    import attnd
+def use(engine, monkeypatch):
+    """Clients made from now on are this engine's."""
+    if engine == "native" and not LIBRARY:
+        pytest.skip("libattnd_client_c.so has not been built")
+    monkeypatch.setenv("ATTND_CLIENT_LIBRARY", LIBRARY if engine == "native" else "")
 
-    return {"threads": attnd.Client, "asyncio": OnLoop}[kind]
+
+@pytest.fixture(params=["native", "grpcio"])
+def engine(request, monkeypatch):
+    """Of the test's clients for threads: the C++ client, or grpcio."""
+    use(request.param, monkeypatch)
+    return request.param
+
+
+@pytest.fixture
+def library_path():
+    if not LIBRARY:
+        pytest.skip("libattnd_client_c.so has not been built")
+    return LIBRARY
 
 
 @pytest.fixture(scope="session")
@@ -69,13 +96,16 @@ def server(tmp_path_factory):
     assert attnd_process.stop() == 0, attnd_process.log()
 
 
-@pytest.fixture(params=["threads", "asyncio"])
-def connect(request):
-    """Makes clients of either kind; they are closed in the end."""
+@pytest.fixture(params=["native", "grpcio", "asyncio"])
+def connect(request, monkeypatch):
+    """Makes clients of each kind; they are closed in the end."""
+    import attnd
+
+    use(request.param, monkeypatch)
     made = []
 
     def make(*arguments, **options):
-        made.append(client_class(request.param)(*arguments, **options))
+        made.append((OnLoop if request.param == "asyncio" else attnd.Client)(*arguments, **options))
         return made[-1]
 
     yield make

@@ -163,7 +163,7 @@ def test_what_is_sent(ask, fake):
 
 def test_chunks_in_any_order(ask):
     halves = [chunk(pb.OPERAND_O, 320, O.tobytes()[320:]), chunk(pb.OPERAND_O, 0, O.tobytes()[:320])]
-    result = ask([halves[0], chunk(pb.OPERAND_LSE, 0, LSE.tobytes()), halves[1], first()], transport="stream")
+    result = ask([first(), halves[0], chunk(pb.OPERAND_LSE, 0, LSE.tobytes()), halves[1]], transport="stream")
     assert (result.o.reshape(-1) == O).all() and (result.lse.reshape(-1) == LSE).all()
 
 

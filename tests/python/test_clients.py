@@ -32,7 +32,7 @@ def cancelled(server):
 
 
 @pytest.mark.parametrize("transport", ["unary", "stream", "region", "auto"])
-def test_64_threads(server, transport):
+def test_64_threads(server, engine, transport):
     with attnd.Client(server.address, transport=transport, local_socket=server.side_socket) as client:
         problems = [small_problem(seed) if seed % 4 else large_problem(1) for seed in range(64)]
         outputs = [None] * 64
@@ -85,7 +85,7 @@ def test_attention_many_raises_the_first_error(client):
 
 
 @pytest.mark.parametrize("transport", ["unary", "stream", "region"])
-def test_cancel_on_a_thread(server, transport):
+def test_cancel_on_a_thread(server, engine, transport):
     with attnd.Client(server.address, transport=transport, local_socket=server.side_socket) as client:
         received_before, cancelled_before = received(server), cancelled(server)
         call = client.submit(long_problem())
@@ -99,7 +99,7 @@ def test_cancel_on_a_thread(server, transport):
         check_problem(client.submit(small_problem()).result().o, small_problem())
 
 
-def test_result_waits_no_longer_than_it_is_told(server):
+def test_result_waits_no_longer_than_it_is_told(server, engine):
     with attnd.Client(server.address, local_socket="none") as client:
         call = client.submit(long_problem())
         with pytest.raises(TimeoutError, match="within 0.01 s"):
@@ -129,7 +129,7 @@ def test_cancel_a_task(server, transport):
     asyncio.run(main())
 
 
-def test_close_cancels_what_is_under_way(server):
+def test_close_cancels_what_is_under_way(server, engine):
     client = attnd.Client(server.address, local_socket="none")
     errors = []
 
@@ -149,6 +149,8 @@ def test_close_cancels_what_is_under_way(server):
 
 
 def test_regions_are_kept_and_given_up(server, monkeypatch):
+    """By grpcio's engine; the C++ client's are tests/client's."""
+    monkeypatch.setenv("ATTND_CLIENT_LIBRARY", "")
     with attnd.Client(server.address, local_socket=server.side_socket, max_region_bytes=8 << 20) as client:
         regions = client._core.regions
         for _ in range(3):
@@ -230,7 +232,7 @@ def answers(client, problem, transport):
     return result.transport == transport
 
 
-def test_calls_in_flight_when_the_server_is_started_anew(tmp_path):
+def test_calls_in_flight_when_the_server_is_started_anew(engine, tmp_path):
     """Each ends in an answer or Unavailable; afterwards all are answers."""
     flags = ["--drain_delay_ms=0", f"--listen=unix:{tmp_path}/socket", f"--local_socket={tmp_path}/side.sock"]
     server = Attnd(tmp_path, *flags)
@@ -318,7 +320,7 @@ print("parent done")
 """
 
 
-def test_fork(server):
+def test_fork(server, engine):
     """The child gets a clear error, at once; the parent goes on."""
     here = os.path.dirname(__file__)
     path = os.pathsep.join([*sys.path, os.path.join(here, "../e2e")])

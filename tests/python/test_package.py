@@ -1,6 +1,7 @@
 """What is installed, and how it is built."""
 
 import inspect
+import os
 import pathlib
 import re
 import subprocess
@@ -68,3 +69,16 @@ def test_a_source_distribution_builds_without_the_tree(tmp_path):
     built = {path.relative_to(tmp_path / "lib").as_posix() for path in (tmp_path / "lib").rglob("*") if path.is_file()}
     installed = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.glob("attnd/**/*.py")}
     assert built >= installed | {"attnd/py.typed", "attnd/v1/attnd_pb2.py", "attnd/v1/attnd_pb2.pyi"}
+
+
+def test_a_package_carries_the_library_that_it_was_built_with(tmp_path, library_path):
+    """And uses it, where nothing else is said."""
+    environment = {**os.environ, "ATTND_CLIENT_LIBRARY": library_path}
+    build = ["build", f"--build-base={tmp_path}/base", f"--build-lib={tmp_path}/lib"]
+    subprocess.run([sys.executable, "-W", "ignore", "setup.py", "--quiet", *build], cwd=PACKAGE, env=environment, check=True)
+    assert (tmp_path / "lib/attnd/libattnd_client_c.so").read_bytes() == pathlib.Path(library_path).read_bytes()
+    del environment["ATTND_CLIENT_LIBRARY"]
+    ask = "import attnd; print(attnd.__file__, attnd.Client('127.0.0.1:1').engine)"
+    path = {"PYTHONPATH": f"{tmp_path}/lib"}
+    done = subprocess.run([sys.executable, "-c", ask], env={**environment, **path}, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [f"{tmp_path}/lib/attnd/__init__.py", "native"]

@@ -48,6 +48,11 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def engine(self) -> str:
+        """What carries out calls: "grpcio" (see Client.engine)."""
+        return "grpcio"
+
     async def close(self) -> None:
         """Cancels what is under way."""
         self._core.close()

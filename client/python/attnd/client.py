@@ -5,10 +5,13 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import threading
+import weakref
 from typing import Any, Deque, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
 
+from attnd import library
 from attnd.connection import Call, Connection
 from attnd.flow import Core
+from attnd.native import Native
 from attnd.problem import Problem, Result, ServerInfo, Window
 from attnd.steps import Sleep, Step, Steps, Unary, Work
 
@@ -49,7 +52,12 @@ class Client:
         max_region_bytes: of memory shared with the server, in use or kept.
         """
         self._core = Core(address, transport, max_tries, local_socket, max_region_bytes)
-        self._connection = Connection(self._core)
+        found = library.find()
+        self._native = Native(found, self._core, max_tries, local_socket, max_region_bytes) if found else None
+        if self._native is None:
+            self._connection = Connection(self._core)
+        else:
+            weakref.finalize(self, self._native.close)
         self._lock = threading.Lock()
         self._pool: Optional[concurrent.futures.ThreadPoolExecutor] = None
 
@@ -59,12 +67,20 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def engine(self) -> str:
+        """What carries out calls: "native", the C++ client, where its library is found; else "grpcio".
+
+        $ATTND_CLIENT_LIBRARY names the library; set to nothing, none is used.
+        """
+        return "grpcio" if self._native is None else "native"
+
     def close(self) -> None:
         """Cancels what is under way."""
         self._core.close()
         if self._core.is_forked():
             return  # gRPC's threads are the parent's
-        self._connection.close()
+        (self._native or self._connection).close()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -96,7 +112,7 @@ class Client:
 
     def compute(self, problem: Problem) -> Result:
         """As `attention`, with the server's account of the call."""
-        return self._drive(self._core.compute(problem))
+        return self._compute(problem, None)
 
     def submit(self, problem: Problem) -> Call:
         """Starts a call on another thread. The problem's arrays must stay as they are until it has ended."""
@@ -105,7 +121,7 @@ class Client:
             if self._pool is None:
                 self._pool = concurrent.futures.ThreadPoolExecutor(_MAX_SUBMITTED, thread_name_prefix="attnd")
         call = Call()
-        call._future = self._pool.submit(lambda: self._drive(self._core.compute(problem), call))
+        call._future = self._pool.submit(lambda: self._compute(problem, call))
         return call
 
     def attention_many(self, problems: Iterable[Problem], *, in_flight: int = 8) -> List[Output]:
@@ -136,7 +152,16 @@ class Client:
 
     def server_info(self, *, deadline: Optional[float] = 10.0) -> ServerInfo:
         """What the server is and allows. `deadline` in seconds."""
-        return self._drive(self._core.server_info(deadline))
+        if self._native is None:
+            return self._drive(self._core.server_info(deadline))
+        self._core.check_usable()
+        return self._native.server_info(deadline)
+
+    def _compute(self, problem: Problem, call: Optional[Call]) -> Result:
+        if self._native is None:
+            return self._drive(self._core.compute(problem), call)
+        self._core.check_usable()
+        return self._native.compute(problem, call)
 
     def _drive(self, steps: Steps[T], call: Optional[Call] = None) -> T:
         self._core.check_usable()

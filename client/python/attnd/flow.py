@@ -63,7 +63,7 @@ class Core:
         if transport not in TRANSPORTS:
             raise InvalidArgument(f"transport is {transport!r}, must be one of {TRANSPORTS}", field="transport")
         self.address = address
-        self._transport = transport
+        self.transport = transport
         self._max_tries = max_tries
         self._budget = retry.Budget()
         self.regions = Regions(local_socket, max_region_bytes)
@@ -113,30 +113,31 @@ class Core:
 
     def compute(self, problem: Problem) -> Steps[Result]:
         request = wire.read(problem)
-        end = _end_of(problem.deadline)
+        end = end_of(problem.deadline)
         if self._may_use_region(request):
             region = yield from self._region_for(request, end)
             if region is not None:
                 try:
                     return (yield from self._by_region(request, region, end))
                 except NotFound:  # the server that knew the region is gone
-                    if self._transport == "region":
+                    if self.transport == "region":
                         raise
         is_large = request.input_bytes > STREAM_FROM_BYTES
-        if self._transport == "stream" or (self._transport == "auto" and is_large):
+        if self.transport == "stream" or (self.transport == "auto" and is_large):
             return (yield from self._by_stream(request, end))
         try:
             return (yield from self._by_message(request, end))
         except Error as error:
             # Refused for good, and a stream may do.
             is_final = error.code == "RESOURCE_EXHAUSTED" and error.from_attnd and (error.pushback_ms or 0) < 0
-            if self._transport != "auto" or not is_final:
+            if self.transport != "auto" or not is_final:
                 raise
-        return (yield from self._by_stream(request, end))
+            tries = error.tries
+        return (yield from self._by_stream(request, end, tries))
 
     def _may_use_region(self, request: Request) -> bool:
-        is_worth_it = self._transport == "auto" and request.input_bytes >= REGION_FROM_BYTES
-        return is_worth_it or self._transport == "region"
+        is_worth_it = self.transport == "auto" and request.input_bytes >= REGION_FROM_BYTES
+        return is_worth_it or self.transport == "region"
 
     def _region_for(self, request: Request, end: Optional[float]) -> Steps[Any]:
         """None: there is none, and the call goes another way."""
@@ -146,7 +147,7 @@ class Core:
         try:
             return (yield from self.regions.take(Staged.size_bytes(request), math.inf if left_s is None else left_s))
         except Error:
-            if self._transport == "region":
+            if self.transport == "region":
                 raise
             return None
 
@@ -165,7 +166,7 @@ class Core:
                 self.regions.drop(region)  # the server may not be done with it
             raise
         self.regions.give_back(region)
-        return answer.result(tries)
+        return answer.checked_result(tries)
 
     def _by_message(self, request: Request, end: Optional[float]) -> Steps[Result]:
         if request.input_bytes > wire.MAX_MESSAGE_BYTES - request.header.ByteSize() - 64:
@@ -177,26 +178,28 @@ class Core:
         reply, tries = yield from self._try(lambda left_s: Unary("Compute", message, left_s), end)
         answer = Answer(request)
         answer.take_unary(reply)
-        return answer.result(tries)
+        return answer.checked_result(tries)
 
-    def _by_stream(self, request: Request, end: Optional[float]) -> Steps[Result]:
+    def _by_stream(self, request: Request, end: Optional[float], tries: int = 0) -> Steps[Result]:
         answers = []
 
         def step(left_s: Optional[float]) -> Step:
             answers.append(Answer(request))  # of this try: nothing of one before
             return Stream(wire.encode_stream(request), answers[-1].take_streamed, left_s)
 
-        _, tries = yield from self._try(step, end)
-        return answers[-1].result(tries)
+        _, tries = yield from self._try(step, end, tries)
+        return answers[-1].checked_result(tries)
 
-    def _try(self, step: Callable[[Optional[float]], Step], end: Optional[float]) -> Steps[Tuple[Any, int]]:
-        """(what the step gave, number of tries)."""
+    def _try(self, step: Callable[[Optional[float]], Step], end: Optional[float], tries: int = 0) -> Steps[Tuple[Any, int]]:
+        """(what the step gave, number of tries, those before included)."""
         self._budget.on_call()
-        tries, untouched = 0, True
+        untouched = True
         while True:
             left_s = _left_s(end)
             if left_s is not None and left_s <= 0:
-                raise DeadlineExceeded("the deadline passed before the call was sent")
+                late = DeadlineExceeded("the deadline passed before the call was sent")
+                late.hint = hint_for(late, self.address)
+                raise late
             tries += 1
             sent = step(left_s)
             try:
@@ -211,7 +214,7 @@ class Core:
             yield Sleep(wait_s, is_bulk(sent), is_down)
 
 
-def _end_of(deadline: Optional[float]) -> Optional[float]:
+def end_of(deadline: Optional[float]) -> Optional[float]:
     """On the monotonic clock."""
     if deadline is None:
         return None

@@ -68,44 +68,44 @@ class Timing(NamedTuple):
 class Result:
     """O like q (the problem's `out`, if it had one), LSE if it was asked for, and how it went."""
 
-    __slots__ = ("o", "lse", "tries", "_header")
+    __slots__ = ("o", "lse", "tries", "_account")
 
-    def __init__(self, o: Any, lse: Optional[np.ndarray], tries: int, header: Any):
+    def __init__(self, o: Any, lse: Optional[np.ndarray], tries: int, account: Any):
         self.o = o
         self.lse = lse
         self.tries = tries  # how often the call was sent
-        self._header = header  # pb.ComputeResponseHeader
+        self._account = account  # pb.ComputeResponseHeader, or what has its fields
 
     @property
     def timing(self) -> Timing:
-        return Timing(*(getattr(self._header.timing, name) for name in Timing._fields))
+        return Timing(*(getattr(self._account.timing, name) for name in Timing._fields))
 
     @property
     def transport(self) -> str:
         """ "unary", "stream" or "region"."""
-        return str(pb.Transport.Name(self._header.transport)).rpartition("_")[2].lower()
+        return str(pb.Transport.Name(self._account.transport)).rpartition("_")[2].lower()
 
     @property
     def backend(self) -> str:
-        return str(self._header.backend)
+        return str(self._account.backend)
 
     @property
     def kernel(self) -> str:
-        return str(self._header.kernel)
+        return str(self._account.kernel)
 
     @property
     def device(self) -> str:
-        return str(self._header.device)
+        return str(self._account.device)
 
     @property
     def batch_id(self) -> int:
         """Of the batch that the problem ran in, ..."""
-        return int(self._header.batch_id)
+        return int(self._account.batch_id)
 
     @property
     def batch_size(self) -> int:
         """... and how many problems it held."""
-        return int(self._header.batch_size)
+        return int(self._account.batch_size)
 
     def __repr__(self) -> str:
         return f"Result({self.kernel}, {self.transport}, {self.timing}, tries={self.tries})"

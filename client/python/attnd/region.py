@@ -27,7 +27,7 @@ _HELLO_FRAME = struct.Struct("=IHH64s")
 _REGISTER_FRAME = struct.Struct("=IHHq")
 _ANSWER_FRAME = struct.Struct("=IHHi16s484s")
 # absl::StatusCode, which an answer carries, is gRPC's numbering.
-_CODES = [
+CODES = [
     "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
     "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
     "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
@@ -61,7 +61,7 @@ def _receive(side: socket.socket, frame: struct.Struct, kind: int) -> Tuple[Any,
     if its_kind == _ANSWER and len(packet) == _ANSWER_FRAME.size:
         code, _, text = _ANSWER_FRAME.unpack(packet)[3:]
         if code != 0:
-            raise of_code(_CODES[code] if 0 < code < len(_CODES) else "UNKNOWN", _text(text))
+            raise of_code(CODES[code] if 0 < code < len(CODES) else "UNKNOWN", _text(text))
     if its_kind != kind or len(packet) != frame.size:
         raise Internal("the server sent a frame that does not belong there")
     return frame.unpack(packet)[3:]

@@ -33,11 +33,15 @@ _CAUSAL = {
 _PAYLOADS = {2: pb.OPERAND_O, 3: pb.OPERAND_LSE}  # of a ComputeResponse
 
 
-class Head(NamedTuple):
+class Head:
     """All of a problem but its bytes, and where they are. Nobody changes it: other problems may share it."""
 
-    header: Any  # pb.ComputeHeader
-    message: bytes  # a ComputeRequest without payload, or a stream's first message: they look the same
+    __slots__ = ("header", "message", "native")
+
+    def __init__(self, header: Any):
+        self.header = header  # pb.ComputeHeader
+        self.message = encode_header(header)  # a ComputeRequest without payload, or a stream's first message: they look the same
+        self.native: Any = None  # what native.py makes of it
 
 
 class Request(NamedTuple):
@@ -118,7 +122,7 @@ def _head_of(tensors: Tuple[Tuple[str, Tuple[int, ...]], ...], layout: Any, caus
             _set(header, name, value)
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"{argument}: {error}", field=argument) from None
-    return Head(header, encode_header(header))
+    return Head(header)
 
 
 # A steady load has the same few heads over and over.
@@ -220,21 +224,36 @@ def _fields(message: memoryview) -> Iterator[Tuple[int, Any]]:
         yield key >> 3, value
 
 
-class Answer:
+class Outputs:
+    """Dense arrays for O and LSE: the caller's own `out` where it can be."""
+
+    def __init__(self, request: Request):
+        self._request = request
+        q, out, lse_shape = request.inputs[0], request.out_array, request.lse_shape
+        is_dense = out is not None and out.flags.c_contiguous
+        self.o: np.ndarray = out if out is not None and is_dense else np.empty(q.array.shape, q.array.dtype)
+        self.lse = None if lse_shape is None else np.empty(lse_shape, np.float32)
+
+    def result(self, tries: int, account: Any) -> Result:
+        """Once they are filled."""
+        request = self._request
+        o = request.out
+        if o is None:
+            o = arrays.presented(self.o, request.inputs[0].dtype)
+        elif request.out_array is not None and request.out_array is not self.o:
+            request.out_array[...] = self.o
+        return Result(o, self.lse, tries, account)
+
+
+class Answer(Outputs):
     """O and LSE as they come, each byte copied once to where it is to stay. Internal for what does not fit the request."""
 
     def __init__(self, request: Request, in_region: bool = False):
-        self._request = request
+        super().__init__(request)
         self._q = request.inputs[0]
         self._header: Any = None
         self._rooms: Dict[int, np.ndarray] = {}  # the bytes of each operand
         self._filled: Dict[int, List[Tuple[int, int]]] = {}  # from byte to byte, in the order in which they came
-        out, lse_shape = request.out_array, request.lse_shape
-        if out is not None and out.flags.c_contiguous:
-            self.o = out
-        else:
-            self.o = np.empty(self._q.array.shape, self._q.array.dtype)
-        self.lse = None if lse_shape is None else np.empty(lse_shape, np.float32)
         if in_region:
             return
         for operand, array in ((pb.OPERAND_O, self.o), (pb.OPERAND_LSE, self.lse)):
@@ -287,7 +306,7 @@ class Answer:
         room[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
         self._filled[operand].append((offset, offset + len(data)))
 
-    def result(self, tries: int) -> Result:
+    def checked_result(self, tries: int) -> Result:
         """After the last message."""
         if self._header is None:
             raise Internal("answer: it has no header")
@@ -297,10 +316,4 @@ class Answer:
                 end = piece_end if begin == end else -1
             if end != len(self._rooms[operand]):
                 raise Internal(f"answer: the pieces of operand {operand} are not all of it, once")
-        request, header = self._request, self._header
-        o = request.out
-        if o is None:
-            o = arrays.presented(self.o, self._q.dtype)
-        elif request.out_array is not None and request.out_array is not self.o:
-            request.out_array[...] = self.o
-        return Result(o, self.lse, tries, header)
+        return self.result(tries, self._header)
