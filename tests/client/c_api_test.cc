@@ -11,6 +11,7 @@
 #include "client/attnd_client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/sync.h"
 #include "tests/client/fake_server.h"
 
 extern "C" size_t attnd_client_sizes_in_c(int which);
@@ -49,6 +50,12 @@ class ClientCApi : public ::testing::Test {
     EXPECT_EQ(result_.code, ATTND_CLIENT_OK);
     EXPECT_STREQ(result_.message, "");
   }
+
+  // Of the server's threads too, and so before it.
+  attnd::Mutex mutex_;
+  attnd::v1::ComputeHeader seen_ ABSL_GUARDED_BY(mutex_);
+  std::atomic<int> held_{0};
+  std::atomic<bool> released_{false};
 
   FakeServer server_;
   attnd_client* client_ = nullptr;
@@ -90,10 +97,16 @@ class SeenRequest : public ClientCApi {
   SeenRequest()
       : ClientCApi([this](grpc::ServerContext*, const attnd::v1::ComputeRequest& request,
                           attnd::v1::ComputeResponse* response) {
+          attnd::MutexLock lock(mutex_);
           seen_ = request.header();
           return Echo(request, response);
         }) {}
-  attnd::v1::ComputeHeader seen_;
+
+  attnd::v1::ComputeHeader Seen() {
+    EXPECT_EQ(Compute(), ATTND_CLIENT_OK) << result_.message;
+    attnd::MutexLock lock(mutex_);
+    return seen_;
+  }
 };
 
 TEST_F(SeenRequest, HasEveryOption) {
@@ -115,31 +128,31 @@ TEST_F(SeenRequest, HasEveryOption) {
   request_.causal = ATTND_CLIENT_CAUSAL_BOTTOM_RIGHT;
   request_.priority = 3;
   request_.request_id = "me";
-  ASSERT_EQ(Compute(), ATTND_CLIENT_OK) << result_.message;
-  EXPECT_EQ(seen_.q().shape(3), 4);
-  EXPECT_EQ(seen_.layout(), attnd::v1::LAYOUT_BSHD);
-  EXPECT_EQ(seen_.causal(), attnd::v1::CAUSAL_ALIGNMENT_BOTTOM_RIGHT);
-  EXPECT_EQ(seen_.window().left(), 5);
-  EXPECT_EQ(seen_.window().right(), -1);
-  EXPECT_TRUE(seen_.has_scale());
-  EXPECT_EQ(seen_.softcap(), 3);
-  EXPECT_EQ(seen_.alibi_slopes(1), 0.25f);
-  EXPECT_EQ(seen_.cu_seqlens_q(1), 3);
-  EXPECT_EQ(seen_.cu_seqlens_kv(2), 3);
-  EXPECT_EQ(seen_.priority(), 3);
-  EXPECT_EQ(seen_.request_id(), "me");
-  EXPECT_FALSE(seen_.want_lse());
+  const attnd::v1::ComputeHeader seen = Seen();
+  EXPECT_EQ(seen.q().shape(3), 4);
+  EXPECT_EQ(seen.layout(), attnd::v1::LAYOUT_BSHD);
+  EXPECT_EQ(seen.causal(), attnd::v1::CAUSAL_ALIGNMENT_BOTTOM_RIGHT);
+  EXPECT_EQ(seen.window().left(), 5);
+  EXPECT_EQ(seen.window().right(), -1);
+  EXPECT_TRUE(seen.has_scale());
+  EXPECT_EQ(seen.softcap(), 3);
+  EXPECT_EQ(seen.alibi_slopes(1), 0.25f);
+  EXPECT_EQ(seen.cu_seqlens_q(1), 3);
+  EXPECT_EQ(seen.cu_seqlens_kv(2), 3);
+  EXPECT_EQ(seen.priority(), 3);
+  EXPECT_EQ(seen.request_id(), "me");
+  EXPECT_FALSE(seen.want_lse());
 }
 
 TEST_F(SeenRequest, HasNoOptionThatWasNotGiven) {
   request_.scale = request_.softcap = 5;
   request_.window_left = request_.window_right = 5;
   request_.given = ATTND_CLIENT_GIVEN_WINDOW_RIGHT;
-  ASSERT_EQ(Compute(), ATTND_CLIENT_OK) << result_.message;
-  EXPECT_FALSE(seen_.has_scale());
-  EXPECT_FALSE(seen_.has_softcap());
-  EXPECT_FALSE(seen_.window().has_left());
-  EXPECT_TRUE(seen_.window().has_right());
+  const attnd::v1::ComputeHeader seen = Seen();
+  EXPECT_FALSE(seen.has_scale());
+  EXPECT_FALSE(seen.has_softcap());
+  EXPECT_FALSE(seen.window().has_left());
+  EXPECT_TRUE(seen.window().has_right());
 }
 
 class Refusing : public ClientCApi {
@@ -194,9 +207,6 @@ class Holding : public ClientCApi {
         << error_;
     return call;
   }
-
-  std::atomic<int> held_{0};
-  std::atomic<bool> released_{false};
 };
 
 TEST_F(Holding, ACallGoesOnByItself) {
