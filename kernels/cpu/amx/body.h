@@ -10,9 +10,14 @@
 #ifndef ATTND_KERNELS_CPU_AMX_BODY_H_
 #define ATTND_KERNELS_CPU_AMX_BODY_H_
 
+#include <type_traits>
+
+#include "kernels/cpu/amx/answers.h"
 #include "kernels/cpu/amx/config.h"
+#include "kernels/cpu/amx/elems.h"
 #include "kernels/cpu/amx/pack.h"
 #include "kernels/cpu/amx/products.h"
+#include "kernels/cpu/amx/rows.h"
 #include "kernels/cpu/amx/softmax.h"
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/flash_kernel.h"
@@ -41,7 +46,10 @@ struct Step {
   Block block;
   int64_t key = 0;
   int64_t groups = 0;  // 1 .. kKeyGroups, of 32 keys: up to the last that the block sees
-  bool edge = false;   // some row must not see some of these keys
+  bool edge = false;   // some row must not see some of its vectors' keys
+
+  // Half of a step is computed where no more is seen.
+  bool half() const { return groups <= kKeyGroups / 2; }
 };
 
 // Steps of one block whose weights wait for their P.V.
@@ -59,9 +67,8 @@ class Task {
 
   static constexpr int64_t kQElems = kRows * kDim * kParts;
   static constexpr int64_t kKvElems = kChunk * kDim * kParts;
-  static constexpr int64_t kColumnElems = kChunk / 32 * kTileElems * kParts;  // 16 columns of V
-  static constexpr int64_t kHalfO = 16 * kDim;                                // 16 rows of O
-  static constexpr int64_t kGroupWeights = kBlockRows * 32 * kParts;          // 32 keys of P
+  static constexpr int64_t kHalfO = 16 * kDim;                        // 16 rows of O
+  static constexpr int64_t kGroupWeights = kBlockRows * 32 * kParts;  // 32 keys of P
   static constexpr int64_t kWeightElems = kBlockRows * kBatchKeys * kParts;
   static constexpr int64_t kScoreElems = kBlockRows * kStepKeys;
   static constexpr int64_t ScratchBytes() {
@@ -69,7 +76,7 @@ class Task {
            4 * (kRows * kDim + 2 * kScoreElems + kRows * 17);
   }
 
-  Task(const GroupTile& tile, void* memory) : tile_(tile) {
+  Task(const GroupTile& tile, void* memory) : tile_(tile), columns_(tile.head_dim) {
     q_ = static_cast<uint16_t*>(memory);
     k_ = q_ + kQElems;
     v_ = k_ + kKvElems;
@@ -87,12 +94,16 @@ class Task {
     ConfigureTiles();
     Begin();
     const KeyRange keys = KeysOf(0, tile_.rows);
-    for (int64_t chunk = RoundDown(keys.begin, kChunk); chunk < keys.end; chunk += kChunk) {
+    const int64_t first = RoundDown(keys.begin, kChunk);
+    one_chunk_ = keys.end <= first + kChunk;
+    for (int64_t chunk = first; chunk < keys.end; chunk += kChunk) {
       PackChunk(chunk, keys);
       RunChunk();
     }
     ReleaseTiles();
-    Finish();
+    for (int64_t row = 0; row < tile_.rows; row += kBlockRows) {
+      if (!one_chunk_ || !begun_[row / kBlockRows]) Finish(row);
+    }
   }
 
  private:
@@ -103,26 +114,35 @@ class Task {
   int64_t Position(int64_t row) const { return (tile_.row_begin + row) / tile_.group; }
 
   void Begin() {
-    const int64_t padded = RoundUp(tile_.rows, kBlockRows);
+    const int64_t rows = tile_.rows;
+    RowWalk walk(tile_, 0, tile_.q, tile_.q_row_stride_bytes, tile_.q_head_stride_bytes);
+    for (int64_t first = 0; first < rows; first += kBlockRows) {
+      begun_[first / kBlockRows] = false;
+      bad_rows_[first / kBlockRows] =
+          PackBlock(walk, Min(kBlockRows, rows - first), q_ + first * kDim * kParts);
+    }
+    const int64_t padded = RoundUp(rows, 16);
+    for (int64_t row = 0; row < padded; row += 16) {
+      _mm512_store_ps(state_.max + row, _mm512_set1_ps(-kInfinity));
+    }
     for (int64_t row = 0; row < padded; ++row) {
-      uint16_t* block = q_ + row / kBlockRows * kBlockRows * kDim * kParts;
-      uint32_t& bad = bad_rows_[row / kBlockRows];
-      if (row % kBlockRows == 0) bad = 0;
-      bad |= uint32_t{PackQuery<kSteps, kParts>(row < tile_.rows ? Query(row) : nullptr,
-                                                tile_.head_dim, row % kBlockRows, block)}
-             << row % kBlockRows;
-      state_.max[row] = -kInfinity;
       _mm512_store_ps(state_.sum + row * 16, _mm512_setzero_ps());
-      for (int64_t i = 0; i < kDim; i += 16) {
-        _mm512_store_ps(o_ + row * kDim + i, _mm512_setzero_ps());
-      }
     }
   }
 
-  const unsigned char* Query(int64_t row) const {
-    const int64_t task_row = tile_.row_begin + row;
-    return tile_.q + task_row / tile_.group * tile_.q_row_stride_bytes +
-           task_row % tile_.group * tile_.q_head_stride_bytes;
+  // A block's queries, with zeros up to a whole row half. Bits as of bad_rows_.
+  uint32_t PackBlock(RowWalk<const unsigned char*>& walk, int64_t rows, uint16_t* block) const {
+    const Columns<kSteps> columns = columns_;
+    RowWalk local = walk;
+    uint32_t bad = 0;
+    for (int64_t row = 0; row < rows; ++row) {
+      bad |= uint32_t{PackQuery<kSteps, kParts>(local.Next(), columns, row, block)} << row;
+    }
+    for (int64_t row = rows; row % 16 != 0; ++row) {
+      PackQuery<kSteps, kParts>(nullptr, {}, row, block);
+    }
+    walk = local;
+    return bad;
   }
 
   // What the task needs of the chunk's keys, in whole steps.
@@ -130,21 +150,24 @@ class Task {
     chunk_ = chunk;
     begin_ = Max(chunk, RoundDown(keys.begin, kStepKeys));
     end_ = Min(chunk + kChunk, keys.end);
+    column_elems_ = RoundUp(end_ - chunk, 32) * 16 * kParts;
     for (int64_t key = begin_; key < end_; key += 32) {
       uint16_t* to = KeysAt(key);
-      const uint32_t first = PackKeys<kSteps, kParts>(tile_.k, key, end_, tile_.head_dim, to);
+      const uint32_t first = PackKeys<kSteps, kParts>(tile_.k, key, end_, columns_, to);
       to += 16 * kDim * kParts;
-      const uint32_t second = PackKeys<kSteps, kParts>(tile_.k, key + 16, end_, tile_.head_dim, to);
+      const uint32_t second = PackKeys<kSteps, kParts>(tile_.k, key + 16, end_, columns_, to);
       bad_keys_[(key - chunk_) / 32] = first | second << 16;
-      const bool bad = PackValues<kSteps, kParts>(tile_.v, key, end_, tile_.head_dim, kColumnElems,
-                                                  ValuesAt(key));
+    }
+    for (int64_t key = begin_; key < end_; key += 32) {
+      const bool bad =
+          PackValues<kSteps, kParts>(tile_.v, key, end_, columns_, column_elems_, ValuesAt(key));
       bool& of_step = not_finite_[(key - chunk_) / kStepKeys];
       of_step = bad || (key % kStepKeys != 0 && of_step);
     }
   }
 
   uint16_t* KeysAt(int64_t key) const { return k_ + (key - chunk_) * kDim * kParts; }
-  // Of the first group of columns; the others' follow, each after kColumnElems.
+  // Of the first group of columns; the others' follow, each after column_elems_.
   uint16_t* ValuesAt(int64_t key) const { return v_ + (key - chunk_) / 32 * kTileElems * kParts; }
 
   // The first block from `row` on that sees a key of the chunk.
@@ -168,8 +191,10 @@ class Task {
   }
 
   static Step StepAt(const Block& block, int64_t key) {
-    return {block, key, Min(kKeyGroups, (block.end - key + 31) / 32),
-            key < block.full_begin || key + kStepKeys > block.full_end};
+    Step step = {block, key, Min(kKeyGroups, (block.end - key + 31) / 32)};
+    const int64_t end = key + (step.half() ? kStepKeys / 2 : kStepKeys);
+    step.edge = key < block.full_begin || end > block.full_end;
+    return step;
   }
 
   bool NextStep(const Step& before, Step& step) const {
@@ -199,11 +224,9 @@ class Task {
       const bool more = NextStep(step, next);
       uint16_t* p = p_ + batch.groups * kGroupWeights;
       if (more && step.block.rows > 16 && next.block.rows > 16) {
-        Scores<2>(
-            next, scores_[at ^ 1], [&](int64_t row) __attribute__((always_inline)) {
-              Weights<kKeyGroups>(step, row, scores_[at], p);
-            });
-        AllWeights(step, next.groups * kRowsPerGroup, scores_[at], p);
+        const int64_t rows = step.half() ? ScoresAndWeights<kKeyGroups / 2>(step, next, at, p)
+                                         : ScoresAndWeights<kKeyGroups>(step, next, at, p);
+        AllWeights(step, rows, scores_[at], p);
       } else {
         AllWeights(step, 0, scores_[at], p);
         if (more) PlainScores(next, scores_[at ^ 1]);
@@ -215,6 +238,7 @@ class Task {
         AddValues(step.block, batch);
         batch = {next.key, 0};
       }
+      if (one_chunk_ && (!more || next.block.row != step.block.row)) Finish(step.block.row);
       if (!more) return;
       Rescale(next);
       step = next;
@@ -222,13 +246,26 @@ class Task {
     }
   }
 
+  // The scores of `next`, and among them the weights of some rows of `step`, whose groups are up to
+  // kGroups: how many.
+  template <int kGroups>
+  int64_t ScoresAndWeights(const Step& step, const Step& next, int at, uint16_t* p) {
+    constexpr int64_t kRowsPerGroup = kBlockRows / kGroups;
+    Scores<2, kRowsPerGroup>(
+        next, scores_[at ^ 1], [&](int64_t row) __attribute__((always_inline)) {
+          if (kGroups == kKeyGroups || row < kBlockRows)
+            Weights<kGroups>(step, row, scores_[at], p);
+        });
+    return Min(next.groups * kRowsPerGroup, kBlockRows);
+  }
+
   void PlainScores(const Step& step, float* scores) {
-    step.block.rows > 16 ? Scores<2>(step, scores, [](int64_t) {})
-                         : Scores<1>(step, scores, [](int64_t) {});
+    step.block.rows > 16 ? Scores<2, 0>(step, scores, [](int64_t) {})
+                         : Scores<1, 0>(step, scores, [](int64_t) {});
   }
 
   // `meanwhile`(row) is called for kRowsPerGroup rows in each group of keys, between products.
-  template <int kHalves, typename Meanwhile>
+  template <int kHalves, int64_t kRowsPerGroup, typename Meanwhile>
   ATTND_CPU_INLINE void Scores(const Step& step, float* scores, Meanwhile meanwhile) {
     const uint16_t* q = q_ + step.block.row * kDim * kParts;
     const uint16_t* k = KeysAt(step.key);
@@ -272,6 +309,12 @@ class Task {
     if constexpr (kParts == 2) ScoreNotFinite(step, scores);
   }
 
+  const unsigned char* Query(int64_t row) const {
+    const int64_t task_row = tile_.row_begin + row;
+    return tile_.q + task_row / tile_.group * tile_.q_row_stride_bytes +
+           task_row % tile_.group * tile_.q_head_stride_bytes;
+  }
+
   // The product of the parts of infinite fp16 numbers has a NaN where theirs is infinite: what such
   // a row of Q or K takes part in is computed again, as it is.
   __attribute__((noinline)) void ScoreNotFinite(const Step& step, float* scores) const {
@@ -302,22 +345,29 @@ class Task {
 
   template <int kHalves>
   void AddValuesOf(const Block& block, const Batch& batch) {
-    float* o = o_ + block.row * kDim;
+    float* o = OutputOf(block.row, 0);
     const uint16_t* v = ValuesAt(batch.key);
-    LoadSums<0, kHalves>(o, kHalfO);
-    LoadSums<1, kHalves>(o + 256, kHalfO);
-    for (int64_t column = 0; column < 2 * kSteps; column += 2, v += 2 * kColumnElems, o += 512) {
+    bool& begun = begun_[block.row / kBlockRows];
+    const auto begin = [&](auto set, const float* from) __attribute__((always_inline)) {
+      begun ? LoadSums<set.value, kHalves>(from, kHalfO) : ZeroSums<set.value, kHalves>();
+    };
+    constexpr std::integral_constant<int, 0> kFirst;
+    constexpr std::integral_constant<int, 1> kSecond;
+    begin(kFirst, o);
+    begin(kSecond, o + 256);
+    for (int64_t column = 0; column < 2 * kSteps; column += 2, v += 2 * column_elems_, o += 512) {
       AddColumn<0, kHalves>(v, batch.groups, [&] {
         if (column == 0) return;
         StoreSums<1, kHalves>(o - 256, kHalfO);
-        LoadSums<1, kHalves>(o + 256, kHalfO);
+        begin(kSecond, o + 256);
       });
-      AddColumn<1, kHalves>(v + kColumnElems, batch.groups, [&] {
+      AddColumn<1, kHalves>(v + column_elems_, batch.groups, [&] {
         StoreSums<0, kHalves>(o, kHalfO);
-        if (column + 2 < 2 * kSteps) LoadSums<0, kHalves>(o + 512, kHalfO);
+        if (column + 2 < 2 * kSteps) begin(kFirst, o + 512);
       });
     }
     StoreSums<1, kHalves>(o - 256, kHalfO);
+    begun = true;
   }
 
   // `change` sees to the other set's sums.
@@ -335,21 +385,25 @@ class Task {
   }
 
   void NewMaxima(const Step& step, int64_t first, float* scores) {
+    step.half() ? NewMaximaOf<kKeyVectors / 2>(step, first, scores)
+                : NewMaximaOf<kKeyVectors>(step, first, scores);
+  }
+
+  template <int kVectors>
+  void NewMaximaOf(const Step& step, int64_t first, float* scores) {
+    using Function = decltype(&amx::NewMaxima<kVectors, false, false>);
+    constexpr Function kFunctions[2][2] = {
+        {&amx::NewMaxima<kVectors, false, false>, &amx::NewMaxima<kVectors, true, false>},
+        {&amx::NewMaxima<kVectors, false, true>, &amx::NewMaxima<kVectors, true, true>}};
     const Place place = {&tile_, step.block.row, step.key};
-    if (general_) {
-      step.edge ? amx::NewMaxima<true, true>(place, exponent_, state_, first, scores, at_)
-                : amx::NewMaxima<false, true>(place, exponent_, state_, first, scores, at_);
-    } else {
-      step.edge ? amx::NewMaxima<true, false>(place, exponent_, state_, first, scores, at_)
-                : amx::NewMaxima<false, false>(place, exponent_, state_, first, scores, at_);
-    }
+    kFunctions[general_][step.edge](place, exponent_, state_, first, scores, at_);
   }
 
   // Of rows from `row` on.
   void AllWeights(const Step& step, int64_t row, float* scores, uint16_t* p) {
     for (; row < step.block.rows; ++row) {
-      step.groups <= 2 ? Weights<2>(step, row, scores, p)
-                       : Weights<kKeyGroups>(step, row, scores, p);
+      step.half() ? Weights<kKeyGroups / 2>(step, row, scores, p)
+                  : Weights<kKeyGroups>(step, row, scores, p);
     }
   }
 
@@ -370,9 +424,11 @@ class Task {
     }
   }
 
-  // 16 columns of a row of O.
+  // 16 columns of a row of O. With one chunk of keys, a block is finished before the next one
+  // begins, and all of them have the first one's place, which stays in the L1.
   float* OutputOf(int64_t row, int64_t column) const {
-    return o_ + row / 16 * kHalfO + column * 256 + row % 16 * 16;
+    const int64_t place = one_chunk_ ? row % kBlockRows : row;
+    return o_ + place / 16 * kHalfO + column * 256 + row % 16 * 16;
   }
 
   // Infinite and NaN elements of V from the step at `key` on, in the rows that see them: those
@@ -383,7 +439,7 @@ class Task {
     for (int64_t key = from; key < end; ++key) {
       alignas(64) float v[kDim];
       __mmask16 masks[kDim / 16];
-      if (!NotFiniteOf(key, v, masks)) continue;
+      if (!NotFiniteOf<kSteps, kParts>(tile_.v.Row(key), tile_.head_dim, v, masks)) continue;
       const int64_t place = key - batch.key;
       const uint16_t* weights = p_ + place / 32 * kGroupWeights + place % 16 * 2 + place % 32 / 16;
       for (int64_t row = 0; row < block.rows; ++row) {
@@ -399,52 +455,23 @@ class Task {
     }
   }
 
-  // Those elements of one row of V, in the order of O's columns.
-  bool NotFiniteOf(int64_t key, float* v, __mmask16* masks) const {
-    for (int64_t i = 0; i < kDim / 16; ++i) masks[i] = 0;
-    bool any = false;
-    const auto* row = static_cast<const uint16_t*>(tile_.v.Row(key));
-    for (int64_t column = 0; column < tile_.head_dim; ++column) {
-      const float value = LoadElement<kParts>(row + column);
-      if (__builtin_isfinite(value)) continue;
-      const int64_t place = ColumnPlace(column);
-      v[place] = value;
-      masks[place / 16] |= static_cast<__mmask16>(1u << place % 16);
-      any = true;
-    }
-    return any;
-  }
-
-  // The rows' answers: O / sum and max + ln(sum); 0 and -inf for a row that nothing was left for.
-  void Finish() {
-    for (int64_t row = 0; row < tile_.rows; ++row) {
-      const float max = state_.max[row];
-      const float sum = _mm512_reduce_add_ps(_mm512_load_ps(state_.sum + row * 16));
-      const bool none = max == -kInfinity && sum == sum;
-      alignas(64) float o[kDim];
-      const __m512 factor = _mm512_set1_ps(1.0f / sum);
-      for (int64_t i = 0; i < kDim; i += 32) {
-        RestoreColumns(_mm512_load_ps(OutputOf(row, i / 16)),
-                       _mm512_load_ps(OutputOf(row, i / 16 + 1)), o + i);
-        for (int64_t j = i; j < i + 32; j += 16) {
-          const __m512 answer = _mm512_mul_ps(_mm512_load_ps(o + j), factor);
-          _mm512_store_ps(o + j, none ? _mm512_setzero_ps() : answer);
-        }
+  // The answers of a block's rows: O / sum and max + ln(sum); 0 and -inf for a row that nothing was
+  // left for.
+  void Finish(int64_t block_row) {
+    const int64_t end = Min(block_row + kBlockRows, tile_.rows);
+    RowWalk walk(tile_, block_row, tile_.o, tile_.o_row_stride_bytes, tile_.o_head_stride_bytes);
+    for (int64_t first = block_row; first < end; first += 16) {
+      const Totals totals = TotalsOf(state_, first);
+      const int64_t rows = Min(16, end - first);
+      StoreAnswers<kSteps, kParts>(totals, rows, OutputOf(first, 0), columns_, walk);
+      if (tile_.lse != nullptr) {
+        StoreLse(tile_, totals, state_.max + first, general_ ? 1.0 : tile_.scale, first, rows);
       }
-      const int64_t task_row = tile_.row_begin + row;
-      const int64_t position = task_row / tile_.group, head = task_row % tile_.group;
-      StoreRow<kParts>(
-          o, tile_.head_dim,
-          tile_.o + position * tile_.o_row_stride_bytes + head * tile_.o_head_stride_bytes);
-      if (tile_.lse == nullptr) continue;
-      const double unit = general_ ? 1.0 : tile_.scale;
-      tile_.lse[head * tile_.lse_head_stride + position] =
-          none ? -kInfinity
-               : static_cast<float>(static_cast<double>(max) * unit + __builtin_log(sum));
     }
   }
 
   const GroupTile& tile_;
+  const Columns<kSteps> columns_;
   uint16_t* q_;       // [block][step][part][row half][row][32]
   uint16_t* k_;       // [16 keys][step][part][pair of columns][key][2]
   uint16_t* v_;       // [16 columns][32 keys][part][pair of keys][column][2]
@@ -455,12 +482,15 @@ class Task {
   StepState at_;
   Exponent exponent_;
   bool general_;
-  int64_t chunk_ = 0;  // its first key; what is packed of it: keys [begin_, end_)
+  bool one_chunk_ = false;  // all keys are packed at once
+  int64_t chunk_ = 0;       // its first key; what is packed of it: keys [begin_, end_)
   int64_t begin_ = 0;
   int64_t end_ = 0;
+  int64_t column_elems_ = 0;               // 16 columns of V
   bool not_finite_[kChunk / kStepKeys];    // step by step: an element of V is infinite or NaN
   uint32_t bad_keys_[kChunk / 32];         // likewise a row of K; bits, of fp16 alone
   uint32_t bad_rows_[kRows / kBlockRows];  // likewise a row of Q
+  bool begun_[kRows / kBlockRows];         // block by block: O holds something
 };
 
 }  // namespace

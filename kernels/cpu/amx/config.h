@@ -14,12 +14,10 @@ inline constexpr int64_t kTileRows = 16;    // rows of a tile register
 inline constexpr int64_t kTileElems = 512;  // bf16 in one: 16 x 32
 inline constexpr int64_t kDepth = 32;  // multiply-adds of one product, head_dim is padded to it
 
-// Query rows and keys of one step. While its scores are computed, each group of keys is accompanied
-// by the weights of so many rows of the step before.
+// Query rows and keys of one step.
 inline constexpr int64_t kBlockRows = 32;
 inline constexpr int64_t kStepKeys = 128;
 inline constexpr int64_t kKeyGroups = kStepKeys / 32;
-inline constexpr int64_t kRowsPerGroup = kBlockRows / kKeyGroups;
 
 // P.V waits for so many keys, unless a row's maximum grows, as O is loaded and stored once for all
 // of them.

@@ -17,6 +17,7 @@
 namespace attnd::kernels::cpu::amx {
 namespace {
 
+// Vectors of scores of a row: all of a step, or the first half of them.
 constexpr int kKeyVectors = kStepKeys / 16;
 static_assert(kKeyVectors == 8);
 constexpr float kInfinity = __builtin_inff();
@@ -41,27 +42,26 @@ ATTND_CPU_INLINE __m512i PackBF16(__m512 even, __m512 odd) {
   return _mm512_mask_mov_epi16(_mm512_srli_epi32(low, 16), 0xaaaaaaaa, high);
 }
 
-// Lane i: the largest lane of v[i].
-ATTND_CPU_INLINE __m512 MaxOfEach(__m512 v[16]) {
-  const auto max = [](__m512 a, __m512 b) __attribute__((always_inline)) {
-    return _mm512_max_ps(a, b);
-  };
+// Lane i: the lanes of v[i], combined in the order of _mm512_reduce_add_ps.
+template <typename Combine>
+ATTND_CPU_INLINE __m512 ReduceEach(__m512 v[16], Combine combine) {
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
-    v[i] =
-        max(_mm512_shuffle_f32x4(v[i], v[i + 8], 0x44), _mm512_shuffle_f32x4(v[i], v[i + 8], 0xee));
+    v[i] = combine(_mm512_shuffle_f32x4(v[i], v[i + 8], 0x44),
+                   _mm512_shuffle_f32x4(v[i], v[i + 8], 0xee));
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    v[i] =
-        max(_mm512_shuffle_f32x4(v[i], v[i + 4], 0x88), _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd));
+    v[i] = combine(_mm512_shuffle_f32x4(v[i], v[i + 4], 0x88),
+                   _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd));
   }
 #pragma GCC unroll 2
   for (int i = 0; i < 2; ++i) {
-    v[i] = max(_mm512_shuffle_ps(v[i], v[i + 2], 0x44), _mm512_shuffle_ps(v[i], v[i + 2], 0xee));
+    v[i] =
+        combine(_mm512_shuffle_ps(v[i], v[i + 2], 0x44), _mm512_shuffle_ps(v[i], v[i + 2], 0xee));
   }
   const __m512 mixed =
-      max(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
+      combine(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
   // Now by 128 bits: rows 0, 8, 4, 12; within: 0, 2, 1, 3 more.
   const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
   return _mm512_permutexvar_ps(order, mixed);
@@ -112,14 +112,15 @@ struct VisibleKeys {
 };
 
 // softcap and ALiBi: dot products of one row become scores.
-ATTND_CPU_INLINE void Transform(const Place& at, int64_t row, __m512 x[kKeyVectors]) {
+template <int kVectors>
+ATTND_CPU_INLINE void Transform(const Place& at, int64_t row, __m512 x[kVectors]) {
   const GroupTile& tile = *at.tile;
   const int64_t task_row = tile.row_begin + at.row + row;
   const float slope =
       tile.alibi_slopes != nullptr ? tile.alibi_slopes[task_row % tile.group] : 0.0f;
   const auto position =
       static_cast<float>(task_row / tile.group + tile.kv_len - tile.q_len - at.key);
-  for (int i = 0; i < kKeyVectors; ++i) {
+  for (int i = 0; i < kVectors; ++i) {
     F32 score = static_cast<F32>(x[i]) * tile.scale;
     if (tile.softcap > 0) score = Tanh(score / tile.softcap) * tile.softcap;
     if (slope != 0) {
@@ -134,33 +135,36 @@ ATTND_CPU_INLINE void Transform(const Place& at, int64_t row, __m512 x[kKeyVecto
 // New maxima of 16 rows from `first` on, and what follows from them, the sums' rescaling included.
 // With kGeneral, softcap and ALiBi are applied; with kEdge, hidden keys become -inf; both are
 // stored. Not inlined: its instances serve every head_dim.
-template <bool kEdge, bool kGeneral>
+template <int kVectors, bool kEdge, bool kGeneral>
 __attribute__((noinline)) void NewMaxima(const Place& at, const Exponent& exponent,
                                          const RowState& rows, int64_t first, float* scores,
                                          StepState& step) {
   __m512 v[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
-    __m512 x[kKeyVectors];
-    for (int j = 0; j < kKeyVectors; ++j) x[j] = _mm512_load_ps(ScoresOf(scores, first + i, j));
-    if constexpr (kGeneral) Transform(at, first + i, x);
+    __m512 x[kVectors];
+    for (int j = 0; j < kVectors; ++j) x[j] = _mm512_load_ps(ScoresOf(scores, first + i, j));
+    if constexpr (kGeneral) Transform<kVectors>(at, first + i, x);
     if constexpr (kEdge) {
       const VisibleKeys visible(*at.tile, at.row + first + i, at.key);
-      for (int j = 0; j < kKeyVectors; ++j) {
+      for (int j = 0; j < kVectors; ++j) {
         x[j] = _mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity), visible.Of(j), x[j]);
       }
     }
     if constexpr (kEdge || kGeneral) {
-      for (int j = 0; j < kKeyVectors; ++j) {
+      for (int j = 0; j < kVectors; ++j) {
         _mm512_store_ps(ScoresOf(scores, first + i, j), x[j]);
       }
     }
-    for (int j = 1; j < kKeyVectors; ++j) x[0] = _mm512_max_ps(x[j], x[0]);
+    for (int j = 1; j < kVectors; ++j) x[0] = _mm512_max_ps(x[j], x[0]);
     v[i] = x[0];
   }
   float* max = rows.max + at.row + first;
   const __m512 old_max = _mm512_load_ps(max);
-  const __m512 new_max = _mm512_max_ps(MaxOfEach(v), old_max);
+  const __m512 new_max = _mm512_max_ps(
+      ReduceEach(
+          v, [](__m512 a, __m512 b) __attribute__((always_inline)) { return _mm512_max_ps(a, b); }),
+      old_max);
   const __m512 none = _mm512_set1_ps(-kInfinity);
   const __m512 shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(new_max, none, _CMP_NEQ_UQ), new_max);
   _mm512_store_ps(max, new_max);
