@@ -154,7 +154,7 @@ def test_the_gil_is_free_during_a_call(server, library_path, monkeypatch):
 
 
 def test_ctrl_c_ends_a_call(server, engine):
-    """And the server hears of it; the client goes on."""
+    """And the client goes on. The server hears of it from the C++ client; grpcio leaves the call alone."""
     with attnd.Client(server.address, local_socket=server.side_socket) as client:
         received_before, cancelled_before = received(server), cancelled(server)
 
@@ -167,7 +167,8 @@ def test_ctrl_c_ends_a_call(server, engine):
         with pytest.raises(KeyboardInterrupt):
             client.compute(long_problem())
         thread.join(PATIENCE_S)
-        wait_until(lambda: cancelled(server) > cancelled_before, "the server knows")
+        if engine == "native":
+            wait_until(lambda: cancelled(server) > cancelled_before, "the server knows")
         check_problem(client.compute(small_problem()).o, small_problem())
 
 

@@ -36,10 +36,11 @@ _PAYLOADS = {2: pb.OPERAND_O, 3: pb.OPERAND_LSE}  # of a ComputeResponse
 class Head:
     """All of a problem but its bytes, and where they are. Nobody changes it: other problems may share it."""
 
-    __slots__ = ("header", "message", "native")
+    __slots__ = ("header", "lse_shape", "message", "native")
 
     def __init__(self, header: Any):
         self.header = header  # pb.ComputeHeader
+        self.lse_shape = _lse_shape(header)  # None: not wanted
         self.message = encode_header(header)  # a ComputeRequest without payload, or a stream's first message: they look the same
         self.native: Any = None  # what native.py makes of it
 
@@ -62,12 +63,16 @@ class Request(NamedTuple):
 
     @property
     def lse_shape(self) -> Optional[Tuple[int, ...]]:
-        shape = self.inputs[0].array.shape
-        if not self.header.want_lse or len(shape) < 3:
-            return None  # of another rank: the server refuses it
-        if self.header.layout == pb.LAYOUT_THD:
-            return (shape[1], shape[0])
-        return shape[:3] if self.header.layout == pb.LAYOUT_BHSD else (shape[0], shape[2], shape[1])
+        return self.head.lse_shape
+
+
+def _lse_shape(header: Any) -> Optional[Tuple[int, ...]]:
+    shape = tuple(header.q.shape)
+    if not header.want_lse or len(shape) < 3:
+        return None  # of another rank: the server refuses it
+    if header.layout == pb.LAYOUT_THD:
+        return (shape[1], shape[0])
+    return shape[:3] if header.layout == pb.LAYOUT_BHSD else (shape[0], shape[2], shape[1])
 
 
 def _choice(name: str, value: Any, choices: Mapping[Any, Any]) -> Any:
@@ -129,11 +134,15 @@ def _head_of(tensors: Tuple[Tuple[str, Tuple[int, ...]], ...], layout: Any, caus
 _cached_head_of = functools.lru_cache(maxsize=256)(_head_of)
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether equal values are the same for good: a list's entries change, and a tensor is equal to itself alone."""
-    if type(value) is tuple:
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (int, float, str))
+_PLAIN = {type(None), bool, int, float, str}
+
+
+def _is_plain(values: Tuple[Any, ...]) -> bool:
+    """Whether equal ones are the same for good: a list's entries change, and a tensor is equal to itself alone."""
+    return _PLAIN.issuperset(map(type, values)) or all(
+        value is None or isinstance(value, (int, float, str)) or (type(value) is tuple and _is_plain(value))
+        for value in values
+    )
 
 
 def read(problem: Problem) -> Request:
