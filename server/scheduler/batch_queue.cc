@@ -204,7 +204,9 @@ std::vector<JobPtr> BatchQueue::TakeBatch(TimePoint now, Duration longest) {
   }
   if (jobs.empty()) return jobs;
   LearnPace(now, taken);
-  ends_at_ = now + AtPace(taken);
+  // Short ones come between the slices of what runs, whose end they put off.
+  const bool between_slices = longest < Duration::max();
+  ends_at_ = (between_slices ? std::max(ends_at_, now) : now) + AtPace(taken);
   return jobs;
 }
 

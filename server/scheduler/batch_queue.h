@@ -208,7 +208,7 @@ class BatchQueue {
   // How long what is predicted to take so long takes, by the pace of the batches taken lately.
   Duration AtPace(Duration predicted) const;
   void LearnPace(TimePoint now, Duration taken);
-  // About how long the batch taken last still runs.
+  // About how long what was taken last still runs.
   Duration RunsFor(TimePoint now) const;
   // About how long until what waits before a new request of the tenant's has run.
   Duration WaitOf(const Tenant& tenant) const;
@@ -243,7 +243,7 @@ class BatchQueue {
   double passed_lately_s_ = 0;
   TimePoint taken_at_ = kNever;  // the last of them; kNever: nothing is left
   Duration taken_{};
-  TimePoint ends_at_ = TimePoint::min();  // about when the batch taken last ends
+  TimePoint ends_at_ = TimePoint::min();  // about when what was taken last ends
   int64_t last_sequence_ = 0;
   int64_t first_sequence_ = 0;
 };

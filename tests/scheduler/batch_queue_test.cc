@@ -299,6 +299,22 @@ TEST_F(BatchQueueTest, WhatRunsIsWaitedForToo) {
   queue.TakeAll();
 }
 
+TEST_F(BatchQueueTest, AShortOneBetweenSlicesOfALongOnePutsOffItsEnd) {
+  BatchQueue queue({.max_batch_problems = 1, .max_queue_ms = 120});
+  queue.Add(MakeJob({.id = "long", .arrival = t0_, .predicted = milliseconds(50)}));
+  queue.TakeBatch(t0_);
+  queue.Add(MakeJob({.id = "next", .arrival = t0_, .predicted = milliseconds(15)}));
+  queue.Add(MakeJob({.id = "short", .arrival = t0_, .predicted = milliseconds(5)}));
+  const TimePoint now = t0_ + milliseconds(10);
+  EXPECT_THAT(Ids(queue.TakeBatch(now, milliseconds(10))), ElementsAre("short"));
+  const auto refusal = [&](int64_t predicted_ms) {
+    return RefusalOf(queue.Admit(*MakeJob({.predicted = milliseconds(predicted_ms)}), now));
+  };
+  EXPECT_EQ(refusal(40), absl::nullopt) << "45 run, 15 wait";
+  EXPECT_EQ(refusal(41), Refusal::kQueueTime);
+  queue.TakeAll();
+}
+
 // What was predicted to take 10 ms takes 15.
 TEST_F(BatchQueueTest, PredictedTimeCountsAsWhatItTakesLately) {
   BatchQueue queue({.max_batch_problems = 1, .max_queue_ms = 100});
