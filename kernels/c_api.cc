@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -30,6 +31,9 @@ struct attnd_kernels {
 namespace {
 
 constexpr int64_t kWorkspaceAlignmentBytes = 64;
+// Calls of a program that computes follow each other within microseconds, of which a sleeping
+// thread would take ten to arrive.
+constexpr std::chrono::microseconds kSpin{50};
 // More than any machine has processors for: a larger number is a mistake.
 constexpr int32_t kMaxThreads = 1024;
 
@@ -207,7 +211,7 @@ int attnd_create(const char* backend, int32_t threads, attnd_kernels** handle, c
     *handle = nullptr;
     if (threads < 0 || threads > kMaxThreads) return OutOfRange("threads", threads, "in 0..1024");
     absl::StatusOr<k::ChosenBackend> chosen =
-        k::ChooseBackend(backend == nullptr ? "" : backend, {.threads = threads});
+        k::ChooseBackend(backend == nullptr ? "" : backend, {.threads = threads, .spin = kSpin});
     if (!chosen.ok()) return chosen.status();
     const std::string name(chosen->backend->Name());
     *handle = new attnd_kernels{std::move(chosen->backend), name, {}, {}};

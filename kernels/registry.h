@@ -3,6 +3,7 @@
 #ifndef ATTND_KERNELS_REGISTRY_H_
 #define ATTND_KERNELS_REGISTRY_H_
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -18,6 +19,9 @@ struct BackendOptions {
   // Threads of a CPU backend, the caller's included; 0: one per processor that this process may
   // use.
   int threads = 0;
+  // So long after its last work such a thread looks for more before it sleeps, where there is a
+  // processor for each; for callers whose process has nothing else to do meanwhile. 0: not at all.
+  std::chrono::microseconds spin{0};
 };
 
 // Where the memory of a backend's tasks lies.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,8 @@ namespace {
 // one, and wakes its tile unit for another 5; a core computes about this many multiply-adds in 30
 // us, with kernels of speed 1. Less work per thread than this is not worth waking one.
 constexpr double kMinCostPerThread = 1.5e6;
+// Where helpers look for work they are there within a microsecond: 3 us are worth it.
+constexpr double kMinCostPerSpinningThread = 3e5;
 
 // How much faster than the vector kernels AMX multiplies, roughly.
 constexpr double kAmxSpeed = 8;
@@ -51,7 +54,9 @@ class CpuBackend final : public Backend {
   CpuBackend(absl::string_view name, const Kernels& kernels, const BackendOptions& options)
       : kernels_(kernels),
         name_(name),
-        pool_(options.threads > 0 ? options.threads : UsableProcessors()) {}
+        pool_(ThreadsOf(options), ThreadsOf(options) <= UsableProcessors()
+                                      ? options.spin
+                                      : std::chrono::microseconds(0)) {}
 
   absl::string_view Name() const override { return name_; }
 
@@ -99,6 +104,10 @@ class CpuBackend final : public Backend {
   }
 
  private:
+  static int ThreadsOf(const BackendOptions& options) {
+    return options.threads > 0 ? options.threads : UsableProcessors();
+  }
+
   static KernelPlan Filled(KernelPlan plan, const char* arch, int64_t q_tile, int64_t kv_tile) {
     plan.kernel = KernelName(plan.key, arch);
     plan.q_tile = q_tile;
@@ -157,7 +166,8 @@ class CpuBackend final : public Backend {
 
   // 0 for an empty list.
   int Workers(const WorkList& list) const {
-    const double worthwhile = std::max(1.0, list.cost() / kMinCostPerThread);
+    const double worthwhile = std::max(
+        1.0, list.cost() / (pool_.spins() ? kMinCostPerSpinningThread : kMinCostPerThread));
     const int64_t most = std::min<int64_t>(pool_.threads(), list.size());
     return static_cast<int>(std::min(static_cast<double>(most), worthwhile));
   }

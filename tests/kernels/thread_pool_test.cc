@@ -1,7 +1,9 @@
 #include "kernels/cpu/thread_pool.h"
 
 #include <atomic>
+#include <chrono>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -11,8 +13,18 @@
 namespace attnd::kernels::cpu {
 namespace {
 
-TEST(ThreadPool, OneWorkerRunsOnTheCaller) {
-  ThreadPool pool(3);
+// Every test holds for threads that sleep at once and for those that first look for work.
+class ThreadPoolTest : public testing::TestWithParam<std::chrono::microseconds> {};
+INSTANTIATE_TEST_SUITE_P(Spin, ThreadPoolTest,
+                         testing::Values(std::chrono::microseconds(0),
+                                         std::chrono::microseconds(50),
+                                         std::chrono::microseconds(2000)),
+                         [](const auto& info) {
+                           return std::to_string(info.param.count()) + "us";
+                         });
+
+TEST_P(ThreadPoolTest, OneWorkerRunsOnTheCaller) {
+  ThreadPool pool(3, GetParam());
   EXPECT_EQ(pool.threads(), 3);
   std::vector<std::thread::id> ran;
   pool.Run(1, [&](int worker) {
@@ -22,8 +34,8 @@ TEST(ThreadPool, OneWorkerRunsOnTheCaller) {
   EXPECT_EQ(ran, std::vector<std::thread::id>{std::this_thread::get_id()});
 }
 
-TEST(ThreadPool, WorkersAreDifferentThreadsAndTheCallerIsZero) {
-  ThreadPool pool(4);
+TEST_P(ThreadPoolTest, WorkersAreDifferentThreadsAndTheCallerIsZero) {
+  ThreadPool pool(4, GetParam());
   Mutex mutex;
   CondVar arrived;
   std::set<std::thread::id> threads;
@@ -43,8 +55,8 @@ TEST(ThreadPool, WorkersAreDifferentThreadsAndTheCallerIsZero) {
   EXPECT_EQ(zero, std::this_thread::get_id());
 }
 
-TEST(ThreadPool, EveryItemIsDoneOnceAndRunWaits) {
-  ThreadPool pool(3);
+TEST_P(ThreadPoolTest, EveryItemIsDoneOnceAndRunWaits) {
+  ThreadPool pool(3, GetParam());
   for (int round = 0; round < 300; ++round) {
     const int workers = 1 + round % 3;
     std::vector<int> done(1 + round % 40, 0);  // plain ints: ThreadSanitizer sees a missing wait
@@ -57,8 +69,8 @@ TEST(ThreadPool, EveryItemIsDoneOnceAndRunWaits) {
   }
 }
 
-TEST(ThreadPool, NoWorkerNumberIsGivenTwice) {
-  ThreadPool pool(4);
+TEST_P(ThreadPoolTest, NoWorkerNumberIsGivenTwice) {
+  ThreadPool pool(4, GetParam());
   for (int round = 0; round < 300; ++round) {
     int calls[4] = {};  // each number is one thread's alone, so plain ints do
     pool.Run(4, [&](int worker) { ++calls[worker]; });
@@ -67,8 +79,22 @@ TEST(ThreadPool, NoWorkerNumberIsGivenTwice) {
   }
 }
 
-TEST(ThreadPool, EndsWithoutEverHavingRun) {
-  for (int threads = 1; threads <= 4; ++threads) ThreadPool pool(threads);
+// Some threads are asleep and others look for work when a number is to be had, in every mixture.
+TEST_P(ThreadPoolTest, AllComeAfterAnyPause) {
+  ThreadPool pool(4, GetParam());
+  for (int round = 0; round < 200; ++round) {
+    std::this_thread::sleep_for(std::chrono::microseconds(round));
+    std::atomic<int> came{0};
+    pool.Run(4, [&](int) {
+      ++came;
+      while (came < 4) std::this_thread::yield();
+    });
+    ASSERT_EQ(came, 4);
+  }
+}
+
+TEST_P(ThreadPoolTest, EndsWithoutEverHavingRun) {
+  for (int threads = 1; threads <= 4; ++threads) ThreadPool pool(threads, GetParam());
 }
 
 }  // namespace
