@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import os
 import pathlib
-from typing import Any, Optional, Tuple
+import threading
+from typing import Any, List, Optional, Tuple
 
 from attnd.errors import FailedPrecondition
 
@@ -142,8 +142,8 @@ class Library:
     """Its functions, without their prefix. Each lets other Python threads run meanwhile."""
 
     def __init__(self, path: str):
-        """OSError where it cannot be loaded, or is of another version."""
-        loaded = ctypes.CDLL(path)
+        """OSError where it cannot be loaded, is of another version, or another copy is there already."""
+        loaded = _open(path)
         for name, (result, arguments) in _FUNCTIONS.items():
             try:
                 function = loaded[f"attnd_client_{name}"]
@@ -159,6 +159,20 @@ class Library:
         raise AttributeError(name)
 
 
+_lock = threading.Lock()
+_opened: List[str] = []  # the one path
+
+
+def _open(path: str) -> ctypes.CDLL:
+    """Protobuf ends a process that a second copy, and with it a second attnd.proto, is loaded into."""
+    with _lock:
+        if _opened and os.path.realpath(_opened[0]) != os.path.realpath(path):
+            raise OSError(f"{path}: this process has {_opened[0]}")
+        opened = ctypes.CDLL(path)
+        _opened[:] = [path]
+        return opened
+
+
 def text(data: bytes) -> str:
     return data.decode(errors="replace")
 
@@ -170,15 +184,11 @@ def _package_version() -> str:
 
 
 def find() -> Optional[Library]:
-    """As $ATTND_CLIENT_LIBRARY says; where it is not set, the package's own, or the system's. None: there is none.
+    """As $ATTND_CLIENT_LIBRARY says; where it is not set, what is loaded, the package's own, or the system's. None: none.
 
     FailedPrecondition for a library that was asked for and cannot be used.
     """
-    return _find(os.environ.get("ATTND_CLIENT_LIBRARY"))
-
-
-@functools.lru_cache(maxsize=None)
-def _find(asked_for: Optional[str]) -> Optional[Library]:
+    asked_for = os.environ.get("ATTND_CLIENT_LIBRARY")
     if asked_for:
         try:
             return Library(asked_for)
@@ -189,7 +199,7 @@ def _find(asked_for: Optional[str]) -> Optional[Library]:
     if asked_for is not None:
         return None
     own = pathlib.Path(__file__).with_name(NAME)
-    for path in [str(own)] * own.exists() + [NAME]:
+    for path in _opened or [str(own)] * own.exists() + [NAME]:
         try:
             return Library(path)
         except OSError as error:

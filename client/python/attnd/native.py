@@ -37,7 +37,7 @@ class Native:
         self._is_closed = False
         options = library.Options()
         lib.options_init(ctypes.byref(options), ctypes.sizeof(options))
-        options.max_tries = max(max_tries, 1)
+        options.max_tries = min(max(max_tries, 1), 2**31 - 1)
         options.max_region_bytes = max(max_region_bytes, 0)
         options.local_socket = None if local_socket is None else os.fsencode(local_socket)
         self._client = ctypes.c_void_p()
