@@ -30,9 +30,15 @@ struct Factors {
     return _mm512_dpbf16_ps(sum, BitCast<__m512bh>(a), BitCast<__m512bh>(b));
   }
 
+  ATTND_CPU_INLINE static F32 MultiplyAddVisible(Vector a, Vector b, I32 visible, F32 sum) {
+    return MultiplyAdd(a, b & BitCast<Vector>(visible), sum);
+  }
+
   ATTND_CPU_INLINE static I32 Mask(const I32* visible) {
     return (visible[0] & 0xffff) | (visible[1] & ~0xffff);
   }
+
+  ATTND_CPU_INLINE static bool InPlace(const FlashTile& /*tile*/) { return false; }
 
   // Pairs pass through the transposition as if they were floats, of which no bit changes.
   ATTND_CPU_INLINE static void LoadQueries(const FlashTile& tile, int64_t row, float* to,

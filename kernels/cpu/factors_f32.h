@@ -6,6 +6,7 @@
 #ifndef ATTND_KERNELS_CPU_FACTORS_F32_H_
 #define ATTND_KERNELS_CPU_FACTORS_F32_H_
 
+#include "kernels/cpu/config.h"
 #include "kernels/cpu/flash_kernel.h"
 #include "kernels/cpu/flash_rows.h"
 #include "kernels/cpu/vector.h"
@@ -19,13 +20,31 @@ struct Factors {
   using Vector = F32;
 
   // The number at `at`, in every lane.
-  ATTND_CPU_INLINE static Vector BroadcastFrom(const float* at) { return Broadcast(*at); }
+  ATTND_CPU_INLINE static Vector BroadcastFrom(const float* at) {
+    return Broadcast(LoadVector<float>(at));
+  }
 
   // sum + a * b, of all elements of a lane.
   ATTND_CPU_INLINE static F32 MultiplyAdd(Vector a, Vector b, F32 sum) { return Fma(a, b, sum); }
 
+  // The same where b's bits count only as far as they are in `visible`. a is 0 where none of a
+  // lane's are.
+  ATTND_CPU_INLINE static F32 MultiplyAddVisible(Vector a, Vector b, I32 visible, F32 sum) {
+#if defined(__AVX512F__)
+    return _mm512_mask3_fmadd_ps(a, b, sum, _mm512_movepi32_mask(BitCast<__m512i>(visible)));
+#else
+    return Fma(a, BitCast<Vector>(BitCast<I32>(b) & visible), sum);
+#endif
+  }
+
   // The lanes' bits that belong to visible elements; visible[i] is -1 or 0, for element i.
   ATTND_CPU_INLINE static I32 Mask(const I32* visible) { return visible[0]; }
+
+  // Whether rows of K and V are numbers as they lie, and near enough to each other.
+  ATTND_CPU_INLINE static bool InPlace(const FlashTile& tile) {
+    return tile.element == Element::kF32 && InPlaceStride(tile.k.row_stride_bytes) &&
+           InPlaceStride(tile.v.row_stride_bytes);
+  }
 
   // Up to kLanes query rows, a lane each: number i of them is to[i * to_stride] and following.
   // Lanes without a row are zeros, as are elements past head_dim, up to a whole number.
@@ -52,6 +71,11 @@ struct Factors {
 
   // The probabilities of kElems keys.
   ATTND_CPU_INLINE static Vector Weights(const F32* probabilities) { return probabilities[0]; }
+
+ private:
+  ATTND_CPU_INLINE static bool InPlaceStride(int64_t stride_bytes) {
+    return stride_bytes % kNumberBytes == 0 && stride_bytes <= kMaxInPlaceStrideBytes;
+  }
 };
 
 }  // namespace

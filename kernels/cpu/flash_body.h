@@ -6,8 +6,9 @@
 // Invariants.
 //  1. A lane is a row. No operation mixes lanes, so a row's bits depend on its tile's place in its
 //     own sequence alone.
-//  2. A score is rounded once, after scaling, and stored; its maximum and its exponential both read
-//     that value.
+//  2. A stored score is a dot product, or that after scale, softcap and ALiBi if there are such;
+//     its maximum and its exponential both read that value, and multiply the dot product by scale,
+//     which rounds once and keeps the order.
 //  3. Where a row must not see a key of its tile, the score becomes -inf and the elements of V that
 //     this row multiplies become 0, by selection: whatever that K or V row holds takes part in
 //     nothing.
@@ -51,7 +52,7 @@ struct Scratch {
   float* k;       // [kKvTile][k_stride]
   float* v;       // [kKvTile / kElems][v_stride]
   float* scores;  // [kKvTile][kBlockRows], later weights, [kKvTile / kElems][kBlockRows]
-  float* max;     // [kQTile] running maximum of the scores
+  float* max;     // [kQTile] running maximum of the scores, scaled
   float* sum;     // [kQTile] running sum of exp(score - max)
   int64_t k_stride;
   int64_t v_stride;
@@ -76,12 +77,20 @@ ATTND_CPU_INLINE Scratch MakeScratch(void* memory, int64_t head_dim) {
   return s;
 }
 
+// The K/V tile that row blocks multiply: in scratch, or in the caller's tensors.
+struct KvTile {
+  const float* k;  // [keys][k_stride]
+  const float* v;  // [keys / kElems][v_stride]
+  int64_t k_stride;
+  int64_t v_stride;
+};
+
 // The part of a K/V tile that a row block works on: keys [begin, end) of the tile, which starts at
 // key k0 of the sequence. begin is a multiple of kColumns.
 struct BlockKeys {
-  int64_t begin = 0;
-  int64_t end = 0;
-  bool masked = false;  // some row must not see some of these keys, or not all of the last number
+  int64_t begin;
+  int64_t end;
+  bool masked;  // some row must not see some of these keys, or not all of the last number
   // If masked: lane by lane, the first and last key that the row sees, counted from k0.
   I32 first[kRowVectors];
   I32 last[kRowVectors];
@@ -91,15 +100,14 @@ ATTND_CPU_INLINE int64_t Clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-ATTND_CPU_INLINE BlockKeys KeysOfBlock(const FlashTile& tile, int64_t row_begin, int64_t row_end,
-                                       int64_t k0, int64_t keys) {
-  BlockKeys block;
+ATTND_CPU_INLINE void FindKeysOfBlock(const FlashTile& tile, int64_t row_begin, int64_t row_end,
+                                      int64_t k0, int64_t keys, BlockKeys& block) {
   const KeyRange range = tile.band.KvRange(row_begin, row_end, tile.kv_len);
   block.begin = Clamp(range.begin - k0, 0, keys) / kColumns * kColumns;
   block.end = Clamp(range.end - k0, 0, keys);
   block.masked = block.end % Factors::kElems != 0 ||
                  !tile.band.AllVisible(row_begin, row_end, k0 + block.begin, k0 + block.end);
-  if (!block.masked) return block;
+  if (!block.masked) return;
   for (int r = 0; r < kRowVectors; ++r) {
     for (int lane = 0; lane < kLanes; ++lane) {
       const int64_t row = row_begin + r * kLanes + lane;
@@ -107,7 +115,6 @@ ATTND_CPU_INLINE BlockKeys KeysOfBlock(const FlashTile& tile, int64_t row_begin,
       block.last[r][lane] = static_cast<int32_t>(Clamp(row + tile.band.hi - k0, -1, block.end - 1));
     }
   }
-  return block;
 }
 
 ATTND_CPU_INLINE I32 Visible(const BlockKeys& block, int r, int64_t key) {
@@ -115,21 +122,28 @@ ATTND_CPU_INLINE I32 Visible(const BlockKeys& block, int r, int64_t key) {
   return (block.first[r] <= keys) & (keys <= block.last[r]);
 }
 
+// Sums of kVectors vectors of rows by kColumns keys or columns. Every loop over them is unrolled,
+// or else compilers would keep them in memory.
+template <int kVectors>
 struct Sums {
-  F32 at[kColumns][kRowVectors];
+  F32 at[kColumns][kVectors];
 };
 
 // sums[c][row] = sum over i in [0, count) of a[i][row] * b[i * step + c * column_step], of all
-// elements of these numbers. count > 0: or else the compiler would keep zeros in memory, too.
-ATTND_CPU_INLINE Sums Multiply(const float* a, const float* b, int64_t step, int64_t column_step,
-                               int64_t count) {
-  Sums sums{};
+// elements of these numbers. count > 0.
+template <int kVectors>
+ATTND_CPU_INLINE Sums<kVectors> Multiply(const float* a, const float* b, int64_t step,
+                                         int64_t column_step, int64_t count) {
+  Sums<kVectors> sums{};
   do {
-    Factors::Vector rows[kRowVectors];
-    for (int r = 0; r < kRowVectors; ++r) rows[r] = LoadVector<Factors::Vector>(a + r * kLanes);
+    Factors::Vector rows[kVectors];
+#pragma GCC unroll 4
+    for (int r = 0; r < kVectors; ++r) rows[r] = LoadVector<Factors::Vector>(a + r * kLanes);
+#pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
       const Factors::Vector number = Factors::BroadcastFrom(b + c * column_step);
-      for (int r = 0; r < kRowVectors; ++r) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kVectors; ++r) {
         sums.at[c][r] = Factors::MultiplyAdd(rows[r], number, sums.at[c][r]);
       }
     }
@@ -148,99 +162,152 @@ ATTND_CPU_INLINE I32 VisibleBits(const BlockKeys& block, int r, int64_t key) {
 
 // As Multiply, for P.V: i counts keys from block.begin, and a row multiplies 0 in the place of the
 // keys hidden from it.
-ATTND_CPU_INLINE Sums MultiplyVisible(const float* a, const float* b, int64_t step,
-                                      const BlockKeys& block) {
-  Sums sums{};
-  for (int64_t key = block.begin; key < block.end;
-       key += Factors::kElems, a += kBlockRows, b += step) {
-    for (int r = 0; r < kRowVectors; ++r) {
-      const auto rows = LoadVector<Factors::Vector>(a + r * kLanes);
-      const I32 visible = VisibleBits(block, r, key);
-      for (int c = 0; c < kColumns; ++c) {
-        const I32 number = BitCast<I32>(Factors::BroadcastFrom(b + c)) & visible;
-        sums.at[c][r] = Factors::MultiplyAdd(rows, BitCast<Factors::Vector>(number), sums.at[c][r]);
+template <int kVectors>
+ATTND_CPU_INLINE Sums<kVectors> MultiplyVisible(const float* a, const float* b, int64_t step,
+                                                const BlockKeys& block) {
+  Sums<kVectors> sums{};
+  int64_t key = block.begin;
+  do {
+    Factors::Vector rows[kVectors];
+    I32 visible[kVectors];
+#pragma GCC unroll 4
+    for (int r = 0; r < kVectors; ++r) {
+      rows[r] = LoadVector<Factors::Vector>(a + r * kLanes);
+      visible[r] = VisibleBits(block, r, key);
+    }
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+      const Factors::Vector number = Factors::BroadcastFrom(b + c);
+#pragma GCC unroll 4
+      for (int r = 0; r < kVectors; ++r) {
+        sums.at[c][r] = Factors::MultiplyAddVisible(rows[r], number, visible[r], sums.at[c][r]);
       }
     }
-  }
+    key += Factors::kElems;
+    a += kBlockRows;
+    b += step;
+  } while (key < block.end);
   return sums;
 }
 
-// scale, softcap, ALiBi, mask: a dot product becomes a score. `distance_base` holds each row's
-// position in key coordinates, counted from the tile's first key.
-ATTND_CPU_INLINE F32 Score(const FlashTile& tile, const BlockKeys& block, F32 dot,
-                           const F32* distance_base, int r, int64_t key) {
+// Whether scores are more than dot products times scale.
+ATTND_CPU_INLINE bool AdjustsScores(const FlashTile& tile) {
+  return tile.softcap > 0 || tile.alibi_slope != 0;
+}
+
+// scale, softcap, ALiBi: a dot product becomes a score. `position` is the row's own in key
+// coordinates, counted from the tile's first key.
+ATTND_CPU_INLINE F32 Score(const FlashTile& tile, F32 dot, F32 position, int64_t key) {
   F32 x = dot * tile.scale;
   if (tile.softcap > 0) x = Tanh(x / tile.softcap) * tile.softcap;
   if (tile.alibi_slope != 0) {
-    const F32 distance = Abs(distance_base[r] - static_cast<float>(key));
+    const F32 distance = Abs(position - static_cast<float>(key));
     x = Fma(distance, Broadcast(-tile.alibi_slope), x);
   }
-  if (block.masked) x = Visible(block, r, key) ? x : Broadcast(-kInfinity);
   return x;
 }
 
-ATTND_CPU_INLINE void ComputeScores(const FlashTile& tile, const Scratch& s, const float* q,
-                                    int64_t row_begin, int64_t k0, const BlockKeys& block) {
-  F32 distance_base[kRowVectors] = {};
-  if (tile.alibi_slope != 0) {
-    for (int r = 0; r < kRowVectors; ++r) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const int64_t row = row_begin + r * kLanes + lane;
-        distance_base[r][lane] = static_cast<float>(row + tile.kv_len - tile.q_len - k0);
-      }
-    }
+// Softcap, ALiBi and mask on the dot products of one vector of rows, up to the last whole number.
+void AdjustScores(const FlashTile& tile, float* scores, int64_t row_begin, int64_t k0,
+                  const BlockKeys& block, int r) {
+  F32 position;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int64_t row = row_begin + r * kLanes + lane;
+    position[lane] = static_cast<float>(row + tile.kv_len - tile.q_len - k0);
   }
-  for (int64_t key = block.begin; key < block.end; key += kColumns) {
-    const Sums dots = Multiply(q, s.k + key * s.k_stride, 1, s.k_stride, NumbersOf(tile.head_dim));
-    for (int c = 0; c < kColumns; ++c) {
-      for (int r = 0; r < kRowVectors; ++r) {
-        const F32 x = Score(tile, block, dots.at[c][r], distance_base, r, key + c);
-        StoreVector(s.scores + (key + c) * kBlockRows + r * kLanes, x);
-      }
-    }
+  const bool adjusts = AdjustsScores(tile);
+  const int64_t end = NumbersOf(block.end) * Factors::kElems;
+  for (int64_t key = block.begin; key < end; ++key) {
+    float* at = scores + key * kBlockRows + r * kLanes;
+    F32 x = LoadVector<F32>(at);
+    if (adjusts) x = Score(tile, x, position, key);
+    if (block.masked) x = Visible(block, r, key) ? x : Broadcast(-kInfinity);
+    StoreVector(at, x);
   }
 }
 
-// Turns a block's scores into probabilities relative to the new maximum, these into weights, and
-// brings max and sum up to date. `rescale` becomes the factor for what was summed before.
-ATTND_CPU_INLINE void Softmax(float* scores, float* max, float* sum, const BlockKeys& block,
-                              F32* rescale) {
-  for (int r = 0; r < kRowVectors; ++r) {
-    float* column = scores + r * kLanes;
-    const F32 old_max = LoadVector<F32>(max + r * kLanes);
-    F32 new_max = old_max;
-    for (int64_t key = block.begin; key < block.end; ++key) {
-      new_max = Max(LoadVector<F32>(column + key * kBlockRows), new_max);
+template <int kVectors>
+ATTND_CPU_INLINE void ComputeScores(const FlashTile& tile, const KvTile& kv, const float* q,
+                                    int64_t row_begin, int64_t k0, const BlockKeys& block,
+                                    float* scores) {
+  for (int64_t key = block.begin; key < block.end; key += kColumns) {
+    const Sums<kVectors> dots =
+        Multiply<kVectors>(q, kv.k + key * kv.k_stride, 1, kv.k_stride, NumbersOf(tile.head_dim));
+    float* at = scores + key * kBlockRows;
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kVectors; ++r) {
+        StoreVector(at + c * kBlockRows + r * kLanes, dots.at[c][r]);
+      }
     }
+  }
+  if (!block.masked && !AdjustsScores(tile)) return;
+  for (int r = 0; r < kVectors; ++r) AdjustScores(tile, scores, row_begin, k0, block, r);
+}
+
+// Turns a block's scores, times `unit`, into probabilities relative to the new maximum, these into
+// weights, and brings max and sum up to date. `rescale` becomes the factor for what was summed
+// before.
+template <int kVectors>
+ATTND_CPU_INLINE void Softmax(float* scores, float* max, float* sum, const BlockKeys& block,
+                              float unit, F32* rescale) {
+  F32 tile_max[kVectors];
+#pragma GCC unroll 4
+  for (int r = 0; r < kVectors; ++r) tile_max[r] = Broadcast(-kInfinity);
+  for (int64_t key = block.begin; key < block.end; ++key) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kVectors; ++r) {
+      tile_max[r] = Max(LoadVector<F32>(scores + key * kBlockRows + r * kLanes), tile_max[r]);
+    }
+  }
+  F32 shift[kVectors];
+  F32 tile_sum[kVectors];
+#pragma GCC unroll 4
+  for (int r = 0; r < kVectors; ++r) {
+    const F32 old_max = LoadVector<F32>(max + r * kLanes);
+    const F32 new_max = Max(tile_max[r] * unit, old_max);
     // Nothing but -inf so far: any finite number in the maximum's place gives exp(-inf) = 0.
-    const F32 shift = new_max == -kInfinity ? F32{} : new_max;
-    F32 tile_sum{};
-    for (int64_t key = block.begin; key < block.end; key += Factors::kElems) {
+    shift[r] = new_max == -kInfinity ? F32{} : new_max;
+    rescale[r] = Exp(old_max - shift[r]);
+    tile_sum[r] = F32{};
+    StoreVector(max + r * kLanes, new_max);
+  }
+  for (int64_t key = block.begin; key < block.end; key += Factors::kElems) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kVectors; ++r) {
+      float* column = scores + r * kLanes;
       F32 p[Factors::kElems];
       for (int i = 0; i < Factors::kElems; ++i) {
-        p[i] = Factors::Probability(LoadVector<F32>(column + (key + i) * kBlockRows) - shift);
-        tile_sum += p[i];
+        const F32 score = LoadVector<F32>(column + (key + i) * kBlockRows);
+        p[i] = Factors::Probability(score * unit - shift[r]);
+        tile_sum[r] += p[i];
       }
       StoreVector(column + key / Factors::kElems * kBlockRows, Factors::Weights(p));
     }
-    rescale[r] = Exp(old_max - shift);
-    StoreVector(max + r * kLanes, new_max);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kVectors; ++r) {
     const F32 old_sum = LoadVector<F32>(sum + r * kLanes);
-    StoreVector(sum + r * kLanes, Fma(old_sum, rescale[r], tile_sum));
+    StoreVector(sum + r * kLanes, Fma(old_sum, rescale[r], tile_sum[r]));
   }
 }
 
 // O = O * rescale + P.V, the tile's own part summed from zero first.
-ATTND_CPU_INLINE void AddValues(const FlashTile& tile, const Scratch& s, float* o,
-                                const BlockKeys& block, const F32* rescale) {
-  const float* p = s.scores + block.begin / Factors::kElems * kBlockRows;
-  const float* v = s.v + block.begin / Factors::kElems * s.v_stride;
+template <int kVectors>
+ATTND_CPU_INLINE void AddValues(const FlashTile& tile, const KvTile& kv, const float* weights,
+                                const BlockKeys& block, const F32* rescale, float* o) {
+  const float* p = weights + block.begin / Factors::kElems * kBlockRows;
+  const float* v = kv.v + block.begin / Factors::kElems * kv.v_stride;
   for (int64_t column = 0; column < tile.head_dim; column += kColumns) {
-    const Sums sums =
-        block.masked ? MultiplyVisible(p, v + column, s.v_stride, block)
-                     : Multiply(p, v + column, s.v_stride, 1, NumbersOf(block.end - block.begin));
+    const Sums<kVectors> sums =
+        block.masked
+            ? MultiplyVisible<kVectors>(p, v + column, kv.v_stride, block)
+            : Multiply<kVectors>(p, v + column, kv.v_stride, 1, NumbersOf(block.end - block.begin));
+#pragma GCC unroll 16
     for (int c = 0; c < kColumns; ++c) {
-      for (int r = 0; r < kRowVectors; ++r) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kVectors; ++r) {
         float* at = o + (column + c) * kBlockRows + r * kLanes;
         StoreVector(at, Fma(LoadVector<F32>(at), rescale[r], sums.at[c][r]));
       }
@@ -251,7 +318,7 @@ ATTND_CPU_INLINE void AddValues(const FlashTile& tile, const Scratch& s, float* 
 // The rows' answers: O / sum and max + ln(sum); 0 and -inf for a row that nothing was left for.
 void FinishBlock(const FlashTile& tile, const Scratch& s, int64_t block_row, int64_t rows) {
   const float* o = s.o + block_row * s.v_stride;
-  for (int r = 0; r < kRowVectors; ++r) {
+  for (int r = 0; r * kLanes < rows; ++r) {
     const F32 sum = LoadVector<F32>(s.sum + block_row + r * kLanes);
     // O is 0 where nothing was summed. One division a row: they cost more than all else of a row
     // that sees few keys.
@@ -269,11 +336,12 @@ void FinishBlock(const FlashTile& tile, const Scratch& s, int64_t block_row, int
   }
 }
 
-void LoadQueries(const FlashTile& tile, const Scratch& s, int64_t padded_rows) {
-  for (int64_t row = 0; row < padded_rows; row += kLanes) {
+void LoadQueries(const FlashTile& tile, const Scratch& s) {
+  for (int64_t row = 0; row < tile.rows; row += kLanes) {
     float* q = s.q + row / kBlockRows * kBlockRows * s.k_stride + row % kBlockRows;
     Factors::LoadQueries(tile, row, q, kBlockRows);
   }
+  const int64_t padded_rows = (tile.rows + kBlockRows - 1) / kBlockRows * kBlockRows;
   for (int64_t row = 0; row < padded_rows; ++row) {
     s.max[row] = -kInfinity;
     s.sum[row] = 0;
@@ -282,9 +350,13 @@ void LoadQueries(const FlashTile& tile, const Scratch& s, int64_t padded_rows) {
   for (int64_t i = 0; i < count; i += kLanes) StoreVector(s.o + i, F32{});
 }
 
-// Rows of K from `keys` up to a multiple of kColumns are zeroed: they are multiplied, and the
-// results not looked at.
-void LoadKeysAndValues(const FlashTile& tile, const Scratch& s, int64_t k0, int64_t keys) {
+// Keys [k0, k0 + keys) as the products take them. In a copy, rows of K from `keys` up to a multiple
+// of kColumns are zeroed: they are multiplied, and the results not looked at.
+KvTile LoadKeysAndValues(const FlashTile& tile, const Scratch& s, int64_t k0, int64_t keys) {
+  if (keys % kColumns == 0 && tile.head_dim % kColumns == 0 && Factors::InPlace(tile)) {
+    return {static_cast<const float*>(tile.k.Row(k0)), static_cast<const float*>(tile.v.Row(k0)),
+            tile.k.row_stride_bytes / kNumberBytes, tile.v.row_stride_bytes / kNumberBytes};
+  }
   for (int64_t key = 0; key < keys; ++key) {
     Factors::LoadKey(tile, k0 + key, s.k + key * s.k_stride);
   }
@@ -294,29 +366,38 @@ void LoadKeysAndValues(const FlashTile& tile, const Scratch& s, int64_t k0, int6
   for (int64_t key = 0; key < keys; key += Factors::kElems) {
     Factors::LoadValues(tile, k0 + key, keys - key, s.v + key / Factors::kElems * s.v_stride);
   }
+  return {s.k, s.v, s.k_stride, s.v_stride};
 }
 
-void ProcessBlock(const FlashTile& tile, const Scratch& s, int64_t block_row, int64_t rows,
-                  int64_t k0, int64_t keys) {
+// One row block of kVectors vectors, of which the last holds a row, against one K/V tile.
+template <int kVectors>
+void ProcessBlock(const FlashTile& tile, const Scratch& s, const KvTile& kv, int64_t block_row,
+                  int64_t rows, int64_t k0, int64_t keys) {
+  if constexpr (kVectors > 1) {
+    if (rows <= (kVectors - 1) * kLanes) {
+      return ProcessBlock<kVectors - 1>(tile, s, kv, block_row, rows, k0, keys);
+    }
+  }
   const int64_t row_begin = tile.q_begin + block_row;
-  const BlockKeys block = KeysOfBlock(tile, row_begin, row_begin + rows, k0, keys);
+  BlockKeys block;
+  FindKeysOfBlock(tile, row_begin, row_begin + rows, k0, keys, block);
   if (block.begin >= block.end) return;
-  F32 rescale[kRowVectors];
-  ComputeScores(tile, s, s.q + block_row * s.k_stride, row_begin, k0, block);
-  Softmax(s.scores, s.max + block_row, s.sum + block_row, block, rescale);
-  AddValues(tile, s, s.o + block_row * s.v_stride, block, rescale);
+  F32 rescale[kVectors];
+  ComputeScores<kVectors>(tile, kv, s.q + block_row * s.k_stride, row_begin, k0, block, s.scores);
+  const float unit = AdjustsScores(tile) ? 1.0f : tile.scale;
+  Softmax<kVectors>(s.scores, s.max + block_row, s.sum + block_row, block, unit, rescale);
+  AddValues<kVectors>(tile, kv, s.scores, block, rescale, s.o + block_row * s.v_stride);
 }
 
 void RunTile(const FlashTile& tile, void* memory) {
   const Scratch s = MakeScratch(memory, tile.head_dim);
-  const int64_t padded_rows = (tile.rows + kBlockRows - 1) / kBlockRows * kBlockRows;
-  LoadQueries(tile, s, padded_rows);
+  LoadQueries(tile, s);
   const KeyRange range = tile.band.KvRange(tile.q_begin, tile.q_begin + tile.rows, tile.kv_len);
   for (int64_t k0 = range.begin; k0 < range.end; k0 += kKvTile) {
     const int64_t keys = Clamp(range.end - k0, 0, kKvTile);
-    LoadKeysAndValues(tile, s, k0, keys);
+    const KvTile kv = LoadKeysAndValues(tile, s, k0, keys);
     for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
-      ProcessBlock(tile, s, row, Clamp(tile.rows - row, 0, kBlockRows), k0, keys);
+      ProcessBlock<kRowVectors>(tile, s, kv, row, Clamp(tile.rows - row, 0, kBlockRows), k0, keys);
     }
   }
   for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
@@ -325,8 +406,7 @@ void RunTile(const FlashTile& tile, void* memory) {
 }
 
 int64_t ScratchBytes(int64_t head_dim) {
-  return ScratchElems(KvRowElems(NumbersOf(head_dim)), KvRowElems(head_dim)) *
-         static_cast<int64_t>(sizeof(float));
+  return ScratchElems(KvRowElems(NumbersOf(head_dim)), KvRowElems(head_dim)) * kNumberBytes;
 }
 
 void ExpArray(const float* in, float* out, int64_t count) {

@@ -147,6 +147,19 @@ ATTND_CPU_INLINE U16 ToF16(F32 value) {  // to nearest, ties to even; too large 
 #endif
 }
 
+// e * 2^n, rounded once, for e in [0.5, 2) and whole n in [-150, 0]. `shifted` is n + 1.5 * 2^23: n
+// in its low bits.
+ATTND_CPU_INLINE F32 TimesPowerOf2(F32 e, F32 n, F32 shifted) {
+#if defined(__AVX512F__)
+  (void)shifted;
+  return _mm512_maskz_scalef_ps(0xffff, e, n);
+#else
+  (void)n;
+  // Both factors are normal numbers, the product with the first one too.
+  return e * FromBits((Bits(shifted) << 23) + ((127u + 24u) << 23)) * 0x1p-24f;
+#endif
+}
+
 // exp(x) for x <= 0, within 2 ulp; 0 for -inf; subnormal results are rounded once; NaN stays NaN.
 ATTND_CPU_INLINE F32 Exp(F32 x) {
   // exp(-104) is below half of the smallest subnormal, so nothing below -104 differs from it.
@@ -164,12 +177,7 @@ ATTND_CPU_INLINE F32 Exp(F32 x) {
   g = Fma(g, r, Broadcast(0x1.555490p-3f));
   g = Fma(g, r, Broadcast(0x1.fffffcp-2f));
   const F32 e = Fma(r * r, g, r) + 1.0f;
-  // 2^n in two factors, both normal numbers down to n = -150.
-  const I32 exponent = BitCast<I32>(shifted) - 0x4b400000;
-  const I32 half = exponent >> 1;
-  const F32 first = BitCast<F32>((half + 127) << 23);
-  const F32 second = BitCast<F32>((exponent - half + 127) << 23);
-  return e * first * second;
+  return TimesPowerOf2(e, n, shifted);
 }
 
 // tanh(x) with a relative error below 1e-6 for every x: a polynomial near 0, where the other form
