@@ -44,6 +44,7 @@ int Report(const absl::Status& status, char* error, size_t error_size_bytes) {
 absl::Status StartCall(attnd_client* client, const attnd_client_request* request, bool waits,
                        attnd_client_call& call) {
   if (client == nullptr) return s::Null("client");
+  if (request == nullptr) return s::Null("request");
   absl::StatusOr<c::AttentionRequest> read = s::ReadRequest(request);
   if (!read.ok()) return read.status();
   call.lse = request->lse;

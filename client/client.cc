@@ -147,11 +147,13 @@ class ClientImpl : public Client {
     // On the loop, unless there is little to do and the sink is not called deep inside gRPC.
     auto sink = [this, core = core_, running, expected = ExpectedAnswer(request)](Reply reply) {
       if (running->staged == nullptr && client::IsShort(reply)) {
-        return Ended(running, client::Decode(expected, std::move(reply)));
+        return Ended(running, client::Decode(expected, reply));
       }
-      const auto held = std::make_shared<Reply>(std::move(reply));
-      core->loop.Post([this, running, expected, held] {
-        Ended(running, client::Decode(expected, std::move(*held)));
+      auto held = std::make_shared<Reply>(std::move(reply));
+      core->loop.Post([this, running, expected, held]() mutable {
+        absl::StatusOr<AttentionResult> result = client::Decode(expected, *held);
+        held.reset();  // the callback may take its time
+        Ended(running, std::move(result));
       });
     };
     running->call->SwitchTo(ComputeCall::Start(core_, *std::move(encoded), ExpectedAnswer(request),

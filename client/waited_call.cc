@@ -32,7 +32,7 @@ class WaitedCall::Waiter {
   void Take(Reply value) ABSL_LOCKS_EXCLUDED(mutex_) {
     const Failure failure = value.failure;
     absl::optional<absl::StatusOr<AttentionResult>> decoded;
-    if (IsShort(value)) decoded = Decode(expected_, std::move(value));
+    if (IsShort(value)) decoded = Decode(expected_, value);
     MutexLock lock(mutex_);
     failure_ = failure;
     if (decoded) {
@@ -59,7 +59,7 @@ class WaitedCall::Waiter {
       if (result_) return *std::move(result_);
       long_reply = std::move(reply_);
     }
-    return Decode(expected_, *std::move(long_reply));
+    return Decode(expected_, *long_reply);
   }
 
  private:

@@ -1,7 +1,5 @@
 #include "client/ways.h"
 
-#include <utility>
-
 namespace attnd::client {
 namespace {
 
@@ -34,11 +32,10 @@ bool GoesAnotherWay(const AttentionRequest& request, const absl::Status& status)
   return request.transport == Transport::kAuto && absl::IsNotFound(status);
 }
 
-absl::StatusOr<AttentionResult> Decode(const ExpectedAnswer& expected, Reply reply) {
+absl::StatusOr<AttentionResult> Decode(const ExpectedAnswer& expected, const Reply& reply) {
   if (!reply.status.ok()) return reply.status;
-  absl::StatusOr<AttentionResult> result = reply.streamed != nullptr
-                                               ? reply.streamed->Finish()
-                                               : DecodeAnswer(expected, std::move(reply.message));
+  absl::StatusOr<AttentionResult> result =
+      reply.streamed != nullptr ? reply.streamed->Finish() : DecodeAnswer(expected, reply.message);
   if (result.ok()) {
     result->sent_bytes = reply.sent_bytes;
     result->tries = reply.failure.tries;
@@ -60,7 +57,7 @@ void SwitchedCall::Cancel() {
   if (now != nullptr) now->Cancel();
 }
 
-void SwitchedCall::SwitchTo(std::shared_ptr<Call> next) {
+void SwitchedCall::SwitchTo(const std::shared_ptr<Call>& next) {
   bool cancelled = false;
   {
     MutexLock lock(mutex_);

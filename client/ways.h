@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<StagedCall>> Stage(LocalRegions& regions,
 // server that knew the region is gone.
 bool GoesAnotherWay(const AttentionRequest& request, const absl::Status& status);
 
-absl::StatusOr<AttentionResult> Decode(const ExpectedAnswer& expected, Reply reply);
+absl::StatusOr<AttentionResult> Decode(const ExpectedAnswer& expected, const Reply& reply);
 
 // Whether the reply may be decoded on gRPC's own thread: it lies in this processor's cache, and
 // another thread would wake up tens of microseconds later.
@@ -53,7 +53,7 @@ bool IsShort(const Reply& reply);
 class SwitchedCall : public Call {
  public:
   void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_);
-  void SwitchTo(std::shared_ptr<Call> next) ABSL_LOCKS_EXCLUDED(mutex_);
+  void SwitchTo(const std::shared_ptr<Call>& next) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   Mutex mutex_;
