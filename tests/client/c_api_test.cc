@@ -46,7 +46,7 @@ class ClientCApi : public ::testing::Test {
 
   int Compute() { return attnd_client_compute(client_, &request_, &result_); }
   void ExpectAnswer() const {
-    EXPECT_EQ(std::memcmp(o_, q_, sizeof(q_)), 0);
+    EXPECT_THAT(o_, ::testing::ElementsAreArray(q_));
     EXPECT_EQ(result_.code, ATTND_CLIENT_OK);
     EXPECT_STREQ(result_.message, "");
   }
