@@ -9,8 +9,6 @@
 namespace attnd::kernels::cpu {
 namespace {
 
-constexpr float kLog2E = 0x1.715476p+0f;
-
 // 2^(difference * factor) for differences <= 0, within 3e-6 of the value: exactly 1 for 0, NaN for
 // NaN, and 0 where it would be below 2^-126, -inf included. The difference is scaled within the
 // multiply-adds, so that scores of any size cancel exactly.

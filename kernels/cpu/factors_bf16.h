@@ -76,8 +76,9 @@ struct Factors {
     }
   }
 
-  ATTND_CPU_INLINE static F32 Probability(F32 difference) {
-    return ExpOf(difference, Broadcast(kLog2E), Broadcast(-126.0f / kLog2E));
+  static constexpr float kLeastWeight = -126.0f;
+  ATTND_CPU_INLINE static F32 Probability(F32 difference, F32 factor, F32 least) {
+    return ExpOf(difference, factor, least);
   }
 
   // Rounded to nearest, halves away from zero, by integers: the multiplier has enough to do.

@@ -66,8 +66,12 @@ struct Factors {
     LoadRow(tile.element, tile.v.Row(key), tile.head_dim, to);
   }
 
-  // exp(difference) of scores, difference <= 0, as precise as weights are: 0 for -inf, NaN for NaN.
-  ATTND_CPU_INLINE static F32 Probability(F32 difference) { return Exp(difference); }
+  // 2^(difference * factor), difference <= 0, as precise as weights are: 0 for -inf, NaN for NaN.
+  // `least` is kLeastWeight / factor.
+  static constexpr float kLeastWeight = kLeastExponent;
+  ATTND_CPU_INLINE static F32 Probability(F32 difference, F32 factor, F32 least) {
+    return Exp2(difference, factor, least);
+  }
 
   // The probabilities of kElems keys.
   ATTND_CPU_INLINE static Vector Weights(const F32* probabilities) { return probabilities[0]; }

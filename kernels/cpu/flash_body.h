@@ -6,9 +6,9 @@
 // Invariants.
 //  1. A lane is a row. No operation mixes lanes, so a row's bits depend on its tile's place in its
 //     own sequence alone.
-//  2. A stored score is a dot product, or that after scale, softcap and ALiBi if there are such;
-//     its maximum and its exponential both read that value, and multiply the dot product by scale,
-//     which rounds once and keeps the order.
+//  2. A stored score is a dot product, or that after scale, softcap and ALiBi if there are such.
+//     Its maximum and its exponential both read that value; what is scaled is the difference to the
+//     maximum, so that scores of any size cancel exactly.
 //  3. Where a row must not see a key of its tile, the score becomes -inf and the elements of V that
 //     this row multiplies become 0, by selection: whatever that K or V row holds takes part in
 //     nothing.
@@ -52,7 +52,7 @@ struct Scratch {
   float* k;       // [kKvTile][k_stride]
   float* v;       // [kKvTile / kElems][v_stride]
   float* scores;  // [kKvTile][kBlockRows], later weights, [kKvTile / kElems][kBlockRows]
-  float* max;     // [kQTile] running maximum of the scores, scaled
+  float* max;     // [kQTile] running maximum of the stored scores
   float* sum;     // [kQTile] running sum of exp(score - max)
   int64_t k_stride;
   int64_t v_stride;
@@ -190,9 +190,15 @@ ATTND_CPU_INLINE Sums<kVectors> MultiplyVisible(const float* a, const float* b, 
   return sums;
 }
 
-// Whether scores are more than dot products times scale.
+// Whether scores are more than dot products times scale, or scale too small or large for the
+// exponential's factor.
 ATTND_CPU_INLINE bool AdjustsScores(const FlashTile& tile) {
-  return tile.softcap > 0 || tile.alibi_slope != 0;
+  return tile.softcap > 0 || tile.alibi_slope != 0 || tile.scale < 0x1p-64f || tile.scale > 0x1p64f;
+}
+
+// What a stored score is still to be multiplied by.
+ATTND_CPU_INLINE float ScoreUnit(const FlashTile& tile) {
+  return AdjustsScores(tile) ? 1.0f : tile.scale;
 }
 
 // scale, softcap, ALiBi: a dot product becomes a score. `position` is the row's own in key
@@ -226,11 +232,26 @@ void AdjustScores(const FlashTile& tile, float* scores, int64_t row_begin, int64
   }
 }
 
+// Asks for kColumns rows of K and of V, from `key` of the sequence on, into the L2.
+ATTND_CPU_INLINE void PrefetchKeys(const FlashTile& tile, int64_t key) {
+  const int64_t bytes = RowBytes(tile.element, tile.head_dim);
+  for (int64_t end = Clamp(key + kColumns, 0, tile.kv_len); key < end; ++key) {
+    const auto* k = static_cast<const unsigned char*>(tile.k.Row(key));
+    const auto* v = static_cast<const unsigned char*>(tile.v.Row(key));
+    for (int64_t i = 0; i < bytes; i += kCacheLineElems * kNumberBytes) {
+      __builtin_prefetch(k + i, 0, 2);
+      __builtin_prefetch(v + i, 0, 2);
+    }
+  }
+}
+
 template <int kVectors>
 ATTND_CPU_INLINE void ComputeScores(const FlashTile& tile, const KvTile& kv, const float* q,
                                     int64_t row_begin, int64_t k0, const BlockKeys& block,
                                     float* scores) {
   for (int64_t key = block.begin; key < block.end; key += kColumns) {
+    // The first block has the next tile come while it computes.
+    if (row_begin == tile.q_begin) PrefetchKeys(tile, k0 + kKvTile + key);
     const Sums<kVectors> dots =
         Multiply<kVectors>(q, kv.k + key * kv.k_stride, 1, kv.k_stride, NumbersOf(tile.head_dim));
     float* at = scores + key * kBlockRows;
@@ -252,6 +273,8 @@ ATTND_CPU_INLINE void ComputeScores(const FlashTile& tile, const KvTile& kv, con
 template <int kVectors>
 ATTND_CPU_INLINE void Softmax(float* scores, float* max, float* sum, const BlockKeys& block,
                               float unit, F32* rescale) {
+  const F32 factor = Broadcast(unit * kLog2E);
+  const F32 least = Broadcast(Factors::kLeastWeight) / factor;
   F32 tile_max[kVectors];
 #pragma GCC unroll 4
   for (int r = 0; r < kVectors; ++r) tile_max[r] = Broadcast(-kInfinity);
@@ -266,10 +289,10 @@ ATTND_CPU_INLINE void Softmax(float* scores, float* max, float* sum, const Block
 #pragma GCC unroll 4
   for (int r = 0; r < kVectors; ++r) {
     const F32 old_max = LoadVector<F32>(max + r * kLanes);
-    const F32 new_max = Max(tile_max[r] * unit, old_max);
+    const F32 new_max = Max(tile_max[r], old_max);
     // Nothing but -inf so far: any finite number in the maximum's place gives exp(-inf) = 0.
     shift[r] = new_max == -kInfinity ? F32{} : new_max;
-    rescale[r] = Exp(old_max - shift[r]);
+    rescale[r] = Exp2(old_max - shift[r], factor, Broadcast(kLeastExponent) / factor);
     tile_sum[r] = F32{};
     StoreVector(max + r * kLanes, new_max);
   }
@@ -280,7 +303,7 @@ ATTND_CPU_INLINE void Softmax(float* scores, float* max, float* sum, const Block
       F32 p[Factors::kElems];
       for (int i = 0; i < Factors::kElems; ++i) {
         const F32 score = LoadVector<F32>(column + (key + i) * kBlockRows);
-        p[i] = Factors::Probability(score * unit - shift[r]);
+        p[i] = Factors::Probability(score - shift[r], factor, least);
         tile_sum[r] += p[i];
       }
       StoreVector(column + key / Factors::kElems * kBlockRows, Factors::Weights(p));
@@ -328,11 +351,11 @@ void FinishBlock(const FlashTile& tile, const Scratch& s, int64_t block_row, int
                tile.o_row_stride_bytes);
   }
   if (tile.lse == nullptr) return;
+  const double unit = ScoreUnit(tile);
   for (int64_t row = block_row; row < block_row + rows; ++row) {
     const float sum = s.sum[row];
-    tile.lse[row] = sum == 0.0f
-                        ? -kInfinity
-                        : static_cast<float>(static_cast<double>(s.max[row]) + __builtin_log(sum));
+    tile.lse[row] =
+        sum == 0.0f ? -kInfinity : static_cast<float>(s.max[row] * unit + __builtin_log(sum));
   }
 }
 
@@ -384,8 +407,8 @@ void ProcessBlock(const FlashTile& tile, const Scratch& s, const KvTile& kv, int
   if (block.begin >= block.end) return;
   F32 rescale[kVectors];
   ComputeScores<kVectors>(tile, kv, s.q + block_row * s.k_stride, row_begin, k0, block, s.scores);
-  const float unit = AdjustsScores(tile) ? 1.0f : tile.scale;
-  Softmax<kVectors>(s.scores, s.max + block_row, s.sum + block_row, block, unit, rescale);
+  Softmax<kVectors>(s.scores, s.max + block_row, s.sum + block_row, block, ScoreUnit(tile),
+                    rescale);
   AddValues<kVectors>(tile, kv, s.scores, block, rescale, s.o + block_row * s.v_stride);
 }
 
@@ -413,12 +436,18 @@ void ExpArray(const float* in, float* out, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) StoreVector(out + i, Exp(LoadVector<F32>(in + i)));
 }
 
+void Exp2Array(const float* in, float* out, int64_t count) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    StoreVector(out + i, Exp2(LoadVector<F32>(in + i), Broadcast(1.0f), Broadcast(kLeastExponent)));
+  }
+}
+
 void TanhArray(const float* in, float* out, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) StoreVector(out + i, Tanh(LoadVector<F32>(in + i)));
 }
 
 constexpr FlashKernel MakeFlashKernel(const char* arch) {
-  return {arch, kQTile, kKvTile, &RunTile, &ScratchBytes, &ExpArray, &TanhArray};
+  return {arch, kQTile, kKvTile, &RunTile, &ScratchBytes, &ExpArray, &Exp2Array, &TanhArray};
 }
 
 }  // namespace

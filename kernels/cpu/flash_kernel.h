@@ -47,8 +47,9 @@ struct FlashKernel {
   int64_t (*scratch_bytes)(int64_t head_dim);
 
   // The vector functions on their own, for tests: out[i] = f(in[i]), count a multiple of 16.
-  // exp is for arguments <= 0.
+  // exp and exp2 (2^x) are for arguments <= 0.
   void (*exp)(const float* in, float* out, int64_t count);
+  void (*exp2)(const float* in, float* out, int64_t count);
   void (*tanh)(const float* in, float* out, int64_t count);
 };
 

@@ -153,6 +153,10 @@ ATTND_CPU_INLINE void ForElement(Element element, Body body) {
   }
 }
 
+ATTND_CPU_INLINE int64_t RowBytes(Element element, int64_t count) {
+  return count * (element == Element::kF32 ? 4 : 2);
+}
+
 // `to` gets `count` floats, then zeros up to a whole vector.
 ATTND_CPU_INLINE void LoadRow(Element element, const void* from, int64_t count, float* to) {
   const auto* bytes = static_cast<const unsigned char*>(from);

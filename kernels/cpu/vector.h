@@ -147,7 +147,7 @@ ATTND_CPU_INLINE U16 ToF16(F32 value) {  // to nearest, ties to even; too large 
 #endif
 }
 
-// e * 2^n, rounded once, for e in [0.5, 2) and whole n in [-150, 0]. `shifted` is n + 1.5 * 2^23: n
+// e * 2^n, rounded once, for e in [0.5, 2) and whole n in [-151, 0]. `shifted` is n + 1.5 * 2^23: n
 // in its low bits.
 ATTND_CPU_INLINE F32 TimesPowerOf2(F32 e, F32 n, F32 shifted) {
 #if defined(__AVX512F__)
@@ -160,13 +160,37 @@ ATTND_CPU_INLINE F32 TimesPowerOf2(F32 e, F32 n, F32 shifted) {
 #endif
 }
 
+constexpr float kLog2E = 0x1.715476p+0f;
+
+constexpr float kLeastExponent = -151.0f;  // 2^-151 is below half of the smallest subnormal number
+
+// 2^(x * factor) for x <= 0, within 2 ulp for that product, which no rounding touches where
+// multiply-adds are fused: 1 for 0; 0 for -inf; subnormal results are rounded once; NaN stays NaN.
+// `least` is kLeastExponent / factor, both finite.
+ATTND_CPU_INLINE F32 Exp2(F32 x, F32 factor, F32 least) {
+  x = Max(least, x);
+  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+  const F32 magic = Broadcast(0x1.8p23f);
+  const F32 shifted = Fma(x, factor, magic);
+  const F32 n = shifted - magic;
+  const F32 r = Fma(x, factor, -n);
+  // 2^r on |r| <= 1/2 by weighted minimax fit, error 3.0e-9.
+  F32 e = Fma(Broadcast(0x1.416b52p-13f), r, Broadcast(0x1.5f082ep-10f));
+  e = Fma(e, r, Broadcast(0x1.3b2de0p-7f));
+  e = Fma(e, r, Broadcast(0x1.c6af7cp-5f));
+  e = Fma(e, r, Broadcast(0x1.ebfbdcp-3f));
+  e = Fma(e, r, Broadcast(0x1.62e430p-1f));
+  e = Fma(e, r, Broadcast(1.0f));
+  return TimesPowerOf2(e, n, shifted);
+}
+
 // exp(x) for x <= 0, within 2 ulp; 0 for -inf; subnormal results are rounded once; NaN stays NaN.
 ATTND_CPU_INLINE F32 Exp(F32 x) {
   // exp(-104) is below half of the smallest subnormal, so nothing below -104 differs from it.
   x = Max(Broadcast(-104.0f), x);
   // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
   const F32 magic = Broadcast(0x1.8p23f);
-  const F32 shifted = Fma(x, Broadcast(0x1.715476p+0f), magic);  // log2(e)
+  const F32 shifted = Fma(x, Broadcast(kLog2E), magic);
   const F32 n = shifted - magic;
   F32 r = Fma(n, Broadcast(-0x1.62e400p-1f), x);  // ln 2 in two parts: n times the first is exact
   r = Fma(n, Broadcast(-0x1.7f7d1cp-20f), r);

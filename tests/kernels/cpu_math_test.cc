@@ -60,6 +60,34 @@ TEST_P(CpuMath, ExpIsWithinTwoUlp) {
   RecordProperty("worst_ulp", std::to_string(worst));
 }
 
+TEST_P(CpuMath, Exp2IsWithinTwoUlp) {
+  const std::vector<float> in = Floats(-0x1p-30f, -151.5f, 601);
+  std::vector<float> out(in.size());
+  GetParam()->exp2(in.data(), out.data(), static_cast<int64_t>(in.size()));
+  for (size_t i = 0; i < in.size(); ++i) {
+    const double error = UlpError(out[i], std::exp2(static_cast<double>(in[i])));
+    ASSERT_LE(error, 2) << "2^" << in[i] << " = " << out[i];
+  }
+}
+
+TEST_P(CpuMath, Exp2OfSpecialValues) {
+  const float in[16] = {-kInfinity, kNaN,    0.0f,    -0.0f,   -1e30f, -151.0f,
+                        -149.0f,    -126.0f, -126.5f, -1e-40f, -1.0f};
+  float out[16];
+  GetParam()->exp2(in, out, 16);
+  EXPECT_EQ(out[0], 0.0f);
+  EXPECT_TRUE(std::isnan(out[1]));
+  EXPECT_EQ(out[2], 1.0f);
+  EXPECT_EQ(out[3], 1.0f);
+  EXPECT_EQ(out[4], 0.0f);
+  EXPECT_EQ(out[5], 0.0f);
+  EXPECT_EQ(out[6], 0x1p-149f);
+  EXPECT_EQ(out[7], 0x1p-126f);
+  EXPECT_EQ(out[8], static_cast<float>(std::exp2(-126.5)));  // subnormal
+  EXPECT_EQ(out[9], 1.0f);
+  EXPECT_EQ(out[10], 0.5f);
+}
+
 TEST_P(CpuMath, ExpOfSpecialValues) {
   const float in[16] = {-kInfinity, kNaN,   0.0f,   -0.0f,   -1e30f, -104.0f,
                         -103.0f,    -87.5f, -88.0f, -1e-40f, -1e-8f};
