@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BIN_DIR = pathlib.Path(os.environ.get("ATTND_BIN_DIR", ROOT / "build/release/bin"))
+BIN_DIR = pathlib.Path(os.environ.get("ATTND_BIN_DIR", ROOT / "build/release/bin")).absolute()
 BUILD_DIR = pathlib.Path(os.environ.get("ATTND_BUILD_DIR", BIN_DIR.parent))
 DATA_DIR = ROOT / "tests/data"
 
