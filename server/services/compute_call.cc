@@ -185,11 +185,14 @@ void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage s
     return End(gone ? Gone() : answer.status(), stage);
   }
   CountAnswer(parts_, transport(), request, context_->client_metadata(), *answer);
+  timing_ = answer->timing;
+  batch_size_ = answer->batch_size;
   SendAnswer(request, *std::move(answer));
 }
 
 grpc::Status ComputeCall::CountedOk() {
   parts_.metrics->CountFinished(absl::StatusCode::kOk, Stage::kDone);
+  parts_.metrics->inferences().CountAnswered(timing_, batch_size_);
   return ToGrpcStatus(absl::OkStatus(), *context_);
 }
 

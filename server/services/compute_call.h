@@ -86,6 +86,7 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   // The first of its calls counts.
   void CountReceived(int64_t payload_bytes);
   absl::Status Gone() const;
+  // Of a call whose answer goes out.
   grpc::Status CountedOk();
 
   const ComputeParts& parts_;
@@ -118,6 +119,8 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   std::atomic<uint64_t> ticket_{0};
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> counted_received_{false};
+  Timing timing_;  // of the answer, with ...
+  int64_t batch_size_ = 0;
 
   mutable Mutex mutex_;
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kIdle;

@@ -217,6 +217,8 @@ void KserveStreamCall::JobDone(const TurnPtr& turn, const Request& request,
     return Fail(*turn, gone ? Gone() : answer.status(), stage);
   }
   CountAnswer(parts_, kTransport, request, context_->client_metadata(), *answer);
+  turn->timing = answer->timing;
+  turn->batch_size = answer->batch_size;
   turn->shared_outputs = turn->inference.TakeSharedOutputs(*answer);
   wire::EncodedAnswer encoded = turn->inference.EncodeStreamed(request, *answer);
   turn->message = ToByteBuffer(std::move(encoded), *std::move(answer));
@@ -313,7 +315,10 @@ KserveStreamCall::Step KserveStreamCall::NextStep() {
 }
 
 void KserveStreamCall::Write(Turn& turn) {
-  if (turn.is_answer) parts_.metrics->CountFinished(absl::StatusCode::kOk, Stage::kDone);
+  if (turn.is_answer) {
+    parts_.metrics->CountFinished(absl::StatusCode::kOk, Stage::kDone);
+    parts_.metrics->inferences().CountAnswered(turn.timing, turn.batch_size);
+  }
   outgoing_.Swap(&turn.message);
   PassBaton(this);
   StartWrite(&outgoing_);

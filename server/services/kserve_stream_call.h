@@ -72,6 +72,8 @@ class KserveStreamCall final : public grpc::ServerGenericBidiReactor,
     wire::Inference::SharedOutputs shared_outputs;
     grpc::ByteBuffer message;  // of the answer, or of the error
     bool is_answer = false;
+    Timing timing;  // of the answer, with ...
+    int64_t batch_size = 0;
     // Under the call's mutex, as these may be looked at before it is the call's.
     bool is_ready = false;
     std::weak_ptr<Job> job;

@@ -78,7 +78,6 @@ void CountAnswer(const ComputeParts& parts, const char* transport, const Request
                  const Metadata& metadata, Answer& answer) {
   answer.timing.total_us = ToMicroseconds(parts.clock->Now() - request.arrival);
   parts.metrics->ObserveTiming(answer.timing, request.priority);
-  parts.metrics->inferences().CountAnswered(answer.timing, answer.batch_size);
   parts.metrics->CountSent(transport, request.sent_bytes());
   const int64_t read_bytes = request.payload_bytes() - request.received_bytes();
   const int64_t written_bytes = request.answer_bytes() - request.sent_bytes();

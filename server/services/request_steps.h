@@ -43,7 +43,7 @@ absl::Status WhenRoom(const ComputeParts& parts, const std::function<int64_t()>&
 absl::Status CompleteRequest(const ComputeParts& parts, const Caller& caller, TimePoint deadline,
                              Request& request);
 
-// `answer` gets its total time. `transport` as metrics name it.
+// An answer that has been computed, and gets its total time. `transport` as metrics name it.
 void CountAnswer(const ComputeParts& parts, const char* transport, const Request& request,
                  const Metadata& metadata, Answer& answer);
 

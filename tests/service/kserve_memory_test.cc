@@ -288,6 +288,13 @@ TEST_F(KserveMemory, S54AnOutputThatShrinksInACallFailsThatCallAlone) {
   EXPECT_TRUE(Eventually([&] { return AllGone(); }));
   EXPECT_EQ(server_.Metric("attnd_requests_finished_total{code=\"DATA_LOSS\",stage=\"download\"}"),
             1);
+  const auto stub = inference::GRPCInferenceService::NewStub(server_.channel());
+  grpc::ClientContext context;
+  inference::ModelStatisticsResponse statistics;
+  ASSERT_TRUE(stub->ModelStatistics(&context, {}, &statistics).ok());
+  const inference::InferStatistics& stats = statistics.model_stats(0).inference_stats();
+  EXPECT_EQ(stats.success().count(), 1u) << "one was answered";
+  EXPECT_EQ(stats.fail().count(), 1u);
 }
 
 TEST_F(KserveMemory, AStreamToo) {
