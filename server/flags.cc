@@ -66,9 +66,10 @@ ABSL_FLAG(
     "Device time that a new request waits at most for others that run, as predicted, in "
     "microseconds: a batch takes a quarter of it, and a longer request runs alone. 0: no bound. "
     "Negative: refused.");
-ABSL_FLAG(int64_t, max_queue_ms, Defaults().scheduler.max_queue_ms,
-          "How long a request may wait and run, as predicted from what runs and waits before it, in "
-          "milliseconds; one that could take longer is refused. 0: no bound. Negative: refused.");
+ABSL_FLAG(
+    int64_t, max_queue_ms, Defaults().scheduler.max_queue_ms,
+    "How long a request may wait and run, as predicted from what runs and waits before it, in "
+    "milliseconds; one that could take longer is refused. 0: no bound. Negative: refused.");
 ABSL_FLAG(
     std::string, tenants, Defaults().tenants,
     "File of those who share the devices: a line for each, name weight=N max_queue_requests=N "
