@@ -3,7 +3,7 @@
 
     python_client_bench.py build/release/bin            # 4 KiB and 64 MiB, by every transport
 
-The Python client twice: by the C++ client's library (BIN/../lib/libattnd_client_c.so, or --library; without one that column
+The Python client twice: by the C++ client's library (BIN/../lib/libattnd_client_c.so, or --client_library; without one that column
 is left out), and by grpcio. O in fp32 is as large as Q, head_dim 128, one key, so that the kernel's work is linear in the bytes. The C++ client is
 attnload's with one caller; both keep their memory (malloc as attnd's tools set it). Medians of the rounds' medians.
 """
@@ -94,7 +94,7 @@ def row_of(arguments, server, transport, bytes_, engines):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin", help="the folder with attnd and attnload")
-    parser.add_argument("--library", help="libattnd_client_c.so")
+    parser.add_argument("--client_library", help="libattnd_client_c.so")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a way in a round")
     parser.add_argument("--bytes", type=int, nargs="+", default=[4 << 10, 64 << 20])
@@ -105,7 +105,7 @@ def main():
         address, side_socket, transport, bytes_ = arguments.child
         return call_python(address, side_socket, transport, int(bytes_), arguments.seconds)
 
-    library = arguments.library or str(pathlib.Path(arguments.bin).resolve().parent / "lib/libattnd_client_c.so")
+    library = arguments.client_library or str(pathlib.Path(arguments.bin).resolve().parent / "lib/libattnd_client_c.so")
     engines = {"native": library, "grpcio": ""} if os.path.exists(library) else {"grpcio": ""}
     print(f"load {os.getloadavg()[0]:.1f}; us a call, medians of {arguments.rounds} rounds")
     heads = "".join(f" {engine:>10} {'more':>8} {'ratio':>6}" for engine in engines)

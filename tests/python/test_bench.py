@@ -12,7 +12,7 @@ from attnd_process import BIN_DIR, PATIENCE_S, ROOT
 def test_every_row_is_there(library_path):
     bench = ROOT / "tests/bench/python_client_bench.py"
     done = subprocess.run(
-        [sys.executable, bench, BIN_DIR, "--rounds=1", "--seconds=0.1", "--bytes", "4096", f"--library={library_path}"],
+        [sys.executable, bench, BIN_DIR, "--rounds=1", "--seconds=0.1", "--bytes", "4096", f"--client_library={library_path}"],
         env={**os.environ, "PYTHONPATH": str(pathlib.Path(attnd.__file__).parents[1])},
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip

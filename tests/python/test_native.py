@@ -16,7 +16,7 @@ from problems import check_problem, large_problem, normal, small_problem
 from test_clients import PATIENCE_S, cancelled, long_problem, received
 
 import attnd
-from attnd import library
+from attnd import client_library as library
 
 SYMBOLS = {
     "version", "options_init", "request_init", "connect", "close", "compute", "start", "wait", "cancel", "release",

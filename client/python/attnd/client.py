@@ -8,7 +8,7 @@ import threading
 import weakref
 from typing import Any, Deque, Iterable, List, Optional, Sequence, Tuple, TypeVar, Union
 
-from attnd import library
+from attnd import client_library as library
 from attnd.connection import Call, Connection
 from attnd.flow import Core
 from attnd.native import Native

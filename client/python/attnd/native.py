@@ -11,11 +11,12 @@ from typing import Any, List, Optional, Set
 
 import numpy as np
 
-from attnd import library, wire
+from attnd import client_library as library
+from attnd import wire
+from attnd.client_library import Library
 from attnd.connection import Call
 from attnd.errors import Error, FailedPrecondition, InvalidArgument, NotFound, field_of, hint_for, of_code
 from attnd.flow import TRANSPORTS, Core, end_of
-from attnd.library import Library
 from attnd.problem import Problem, Result, ServerInfo
 from attnd.region import CODES
 
