@@ -96,7 +96,7 @@ ATTND_API void attnd_task_init(struct attnd_task* task, uint64_t struct_size_byt
 
 /* `backend`: a name such as "cpu_avx2"; NULL or "": the environment's ATTND_BACKEND, or else the
  * best one here. `threads` of a CPU backend: 0 .. 1024; 0: one per processor that the process may
- * use. Where there is a processor for each, they look for the next call for 50 us before they
+ * use. Where there is a processor for each, they look for the next call for 200 us before they
  * sleep. On success *handle is the caller's, to be given to attnd_destroy; on failure it is NULL.
  */
 ATTND_API int attnd_create(const char* backend, int32_t threads, attnd_kernels** handle,

@@ -33,7 +33,7 @@ namespace {
 constexpr int64_t kWorkspaceAlignmentBytes = 64;
 // Calls of a program that computes follow each other within microseconds, of which a sleeping
 // thread would take ten to arrive.
-constexpr std::chrono::microseconds kSpin{50};
+constexpr std::chrono::microseconds kSpin{200};
 // More than any machine has processors for: a larger number is a mistake.
 constexpr int32_t kMaxThreads = 1024;
 

@@ -139,15 +139,19 @@ class CpuBackend final : public Backend {
   // The fewer rows share a packing of K and V, the more pieces there are. What a row computes does
   // not depend on it.
   WorkList ListOf(absl::Span<const AttentionTask> tasks) const {
-    int64_t fraction = 1;
-    while (true) {
+    for (int64_t fraction = 1;; fraction *= 2) {
       WorkList list(tasks, [&](const AttentionProblem& p) { return CutOf(p, fraction); });
-      if (kernels_.amx == nullptr || fraction >= kMostFraction || pool_.threads() == 1 ||
-          list.size() >= kItemsPerThread * pool_.threads()) {
+      if (kernels_.amx == nullptr || fraction >= kMostFraction || HasEnoughPieces(list)) {
         return list;
       }
-      fraction *= 2;
     }
+  }
+
+  // So many that the threads end together, or pieces too small to be cut.
+  bool HasEnoughPieces(const WorkList& list) const {
+    const int64_t threads = pool_.threads();
+    return threads == 1 || list.size() >= kItemsPerThread * threads ||
+           list.cost() < 2 * kMinCostPerSpinningThread * static_cast<double>(list.size());
   }
 
   Cut CutOf(const AttentionProblem& p, int64_t fraction) const {
