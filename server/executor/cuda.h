@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/backend.h"
 
 namespace attnd::server {
@@ -51,7 +52,8 @@ class Cuda {
   virtual absl::StatusOr<CudaEvent> NewEvent() = 0;
   virtual void FreeEvent(CudaEvent event) = 0;
 
-  virtual absl::Status CopyAsync(const CudaCopy& copy, kernels::Stream stream) = 0;
+  // All of them, which overlap nowhere, in any order.
+  virtual absl::Status CopyAsync(absl::Span<const CudaCopy> copies, kernels::Stream stream) = 0;
   virtual absl::Status Record(CudaEvent event, kernels::Stream stream) = 0;
   // What `stream` is given from now on waits for the event.
   virtual absl::Status StreamWait(kernels::Stream stream, CudaEvent event) = 0;
@@ -83,8 +85,8 @@ class CudaWrapper : public Cuda {
   void FreeStream(kernels::Stream stream) override { cuda_->FreeStream(stream); }
   absl::StatusOr<CudaEvent> NewEvent() override { return cuda_->NewEvent(); }
   void FreeEvent(CudaEvent event) override { cuda_->FreeEvent(event); }
-  absl::Status CopyAsync(const CudaCopy& copy, kernels::Stream stream) override {
-    return cuda_->CopyAsync(copy, stream);
+  absl::Status CopyAsync(absl::Span<const CudaCopy> copies, kernels::Stream stream) override {
+    return cuda_->CopyAsync(copies, stream);
   }
   absl::Status Record(CudaEvent event, kernels::Stream stream) override {
     return cuda_->Record(event, stream);

@@ -151,10 +151,8 @@ absl::Status CudaBatch::EnqueueUpload(const SliceRun& slice, kernels::Stream str
     }
     job.slopes_are_there = true;
   }
-  for (const CudaCopy& copy : copies) {
-    ATTND_RETURN_IF_ERROR(shared_.cuda->CopyAsync(copy, stream));
-  }
-  return staging_ == nullptr ? absl::OkStatus() : staging_->Upload(stream);
+  if (staging_ != nullptr) staging_->AppendUpload(copies);
+  return shared_.cuda->CopyAsync(copies, stream);
 }
 
 void CudaBatch::AddToStaging(CudaJob& job) {
@@ -245,10 +243,8 @@ absl::Status CudaBatch::EnqueueDownload(const SliceRun& slice, kernels::Stream s
       staging_->Drop(job.host.lse);
     }
   }
-  for (const CudaCopy& copy : copies) {
-    ATTND_RETURN_IF_ERROR(shared_.cuda->CopyAsync(copy, stream));
-  }
-  return staging_ == nullptr ? absl::OkStatus() : staging_->Download(stream);
+  if (staging_ != nullptr) staging_->AppendDownload(copies);
+  return shared_.cuda->CopyAsync(copies, stream);
 }
 
 }  // namespace attnd::server

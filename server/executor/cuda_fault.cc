@@ -17,9 +17,10 @@ class StickyAfter final : public CudaWrapper {
   StickyAfter(std::shared_ptr<Cuda> cuda, int64_t copies)
       : CudaWrapper(std::move(cuda)), copies_left_(copies) {}
 
-  absl::Status CopyAsync(const CudaCopy& copy, kernels::Stream stream) override {
-    if (copies_left_.fetch_sub(1) <= 0) return Fault();
-    return CudaWrapper::CopyAsync(copy, stream);
+  absl::Status CopyAsync(absl::Span<const CudaCopy> copies, kernels::Stream stream) override {
+    const auto wanted = static_cast<int64_t>(copies.size());
+    if (copies_left_.fetch_sub(wanted) < wanted) return Fault();
+    return CudaWrapper::CopyAsync(copies, stream);
   }
   absl::Status Record(CudaEvent event, kernels::Stream stream) override {
     return copies_left_ < 0 ? Fault() : CudaWrapper::Record(event, stream);

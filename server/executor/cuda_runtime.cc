@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <vector>
+
 #include "kernels/cuda/cuda_status.h"
 
 namespace attnd::server {
@@ -9,6 +11,45 @@ namespace {
 
 cudaStream_t ToCuda(kernels::Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t ToCuda(CudaEvent event, int) { return static_cast<cudaEvent_t>(event); }
+
+// Whether a copy's bytes follow each other on both sides.
+bool IsRun(const CudaCopy& c) {
+  return c.rows == 1 || (c.to_pitch_bytes == c.row_bytes && c.from_pitch_bytes == c.row_bytes);
+}
+
+// Copies of bytes that follow each other. Given to CUDA one by one, some 4 us lie between two of
+// them; together they go through the bus without a gap: of 256 KiB each, 50 GB/s for 34 (H200).
+class Runs {
+ public:
+  void Add(const CudaCopy& copy) {
+    const auto size_bytes = static_cast<size_t>(copy.row_bytes * copy.rows);
+    if (size_bytes == 0) return;
+    to_.push_back(copy.to);
+    from_.push_back(copy.from);
+    sizes_bytes_.push_back(size_bytes);
+  }
+
+  absl::Status CopyAsync(cudaStream_t stream) {
+    if (to_.empty()) return absl::OkStatus();
+    if (to_.size() == 1) {
+      ATTND_CUDA_RETURN_IF_ERROR(
+          cudaMemcpyAsync(to_[0], from_[0], sizes_bytes_[0], cudaMemcpyDefault, stream));
+      return absl::OkStatus();
+    }
+    cudaMemcpyAttributes attributes = {};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    size_t from_the_first = 0;
+    ATTND_CUDA_RETURN_IF_ERROR(cudaMemcpyBatchAsync(to_.data(), from_.data(), sizes_bytes_.data(),
+                                                    to_.size(), &attributes, &from_the_first, 1,
+                                                    stream));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<void*> to_;
+  std::vector<const void*> from_;
+  std::vector<size_t> sizes_bytes_;
+};
 
 class CudaRuntime final : public Cuda {
  public:
@@ -67,20 +108,20 @@ class CudaRuntime final : public Cuda {
   }
   void FreeEvent(CudaEvent event) override { cudaEventDestroy(ToCuda(event, 0)); }
 
-  absl::Status CopyAsync(const CudaCopy& c, kernels::Stream stream) override {
+  absl::Status CopyAsync(absl::Span<const CudaCopy> copies, kernels::Stream stream) override {
     ATTND_CUDA_RETURN_IF_ERROR(cudaSetDevice(device_));
-    const auto row_bytes = static_cast<size_t>(c.row_bytes);
-    const auto rows = static_cast<size_t>(c.rows);
-    if (rows == 1 || (c.to_pitch_bytes == c.row_bytes && c.from_pitch_bytes == c.row_bytes)) {
-      ATTND_CUDA_RETURN_IF_ERROR(
-          cudaMemcpyAsync(c.to, c.from, row_bytes * rows, cudaMemcpyDefault, ToCuda(stream)));
-    } else {
-      ATTND_CUDA_RETURN_IF_ERROR(cudaMemcpy2DAsync(c.to, static_cast<size_t>(c.to_pitch_bytes),
-                                                   c.from, static_cast<size_t>(c.from_pitch_bytes),
-                                                   row_bytes, rows, cudaMemcpyDefault,
-                                                   ToCuda(stream)));
+    Runs runs;
+    for (const CudaCopy& c : copies) {
+      if (IsRun(c)) {
+        runs.Add(c);
+        continue;
+      }
+      ATTND_CUDA_RETURN_IF_ERROR(cudaMemcpy2DAsync(
+          c.to, static_cast<size_t>(c.to_pitch_bytes), c.from,
+          static_cast<size_t>(c.from_pitch_bytes), static_cast<size_t>(c.row_bytes),
+          static_cast<size_t>(c.rows), cudaMemcpyDefault, ToCuda(stream)));
     }
-    return absl::OkStatus();
+    return runs.CopyAsync(ToCuda(stream));
   }
 
   absl::Status Record(CudaEvent event, kernels::Stream stream) override {

@@ -77,14 +77,14 @@ void Staging::Drop(const unsigned char* host) {
   outputs_.erase(std::remove_if(outputs_.begin(), outputs_.end(), dropped), outputs_.end());
 }
 
-absl::Status Staging::Upload(kernels::Stream stream) const {
-  if (up_.used_bytes == 0) return absl::OkStatus();
-  return cuda_->CopyAsync({up_.device, 0, up_.pinned, 0, up_.used_bytes, 1}, stream);
+void Staging::AppendUpload(std::vector<CudaCopy>& copies) const {
+  if (up_.used_bytes == 0) return;
+  copies.push_back({up_.device, 0, up_.pinned, 0, up_.used_bytes, 1});
 }
 
-absl::Status Staging::Download(kernels::Stream stream) const {
-  if (outputs_.empty()) return absl::OkStatus();
-  return cuda_->CopyAsync({down_.pinned, 0, down_.device, 0, down_.used_bytes, 1}, stream);
+void Staging::AppendDownload(std::vector<CudaCopy>& copies) const {
+  if (outputs_.empty()) return;
+  copies.push_back({down_.pinned, 0, down_.device, 0, down_.used_bytes, 1});
 }
 
 void Staging::Deliver() const {

@@ -27,6 +27,9 @@
 
 ABSL_FLAG(std::string, devices, "auto", "As attnd's; the first one counts.");
 ABSL_FLAG(int, callers, 64, "Each sends its next request when it has the last answer.");
+ABSL_FLAG(int64_t, heads, 8, "Of Q, K and V.");
+ABSL_FLAG(int64_t, len, 256, "Of Q, K and V.");
+ABSL_FLAG(int64_t, head_dim, 64, "");
 ABSL_FLAG(int, time_ms, 1000, "Of a feed in a round.");
 ABSL_FLAG(int, rounds, 3, "The median counts.");
 ABSL_FLAG(std::string, json, "", "File for the results. Empty: none.");
@@ -190,13 +193,16 @@ int Main() {
   Check(devices.status());
   server::Device& device = *devices->front();
   const AttentionSpec spec = {.dtype = kernels::DType::kBF16,
-                              .q_heads = 8,
-                              .kv_heads = 8,
-                              .q_len = 256,
-                              .kv_len = 256,
-                              .head_dim = 64};
+                              .q_heads = absl::GetFlag(FLAGS_heads),
+                              .kv_heads = absl::GetFlag(FLAGS_heads),
+                              .q_len = absl::GetFlag(FLAGS_len),
+                              .kv_len = absl::GetFlag(FLAGS_len),
+                              .head_dim = absl::GetFlag(FLAGS_head_dim)};
   nlohmann::ordered_json results = {{"device", device.Describe().name},
                                     {"backend", device.Describe().backend},
+                                    {"heads", spec.q_heads},
+                                    {"len", spec.q_len},
+                                    {"head_dim", spec.head_dim},
                                     {"callers", absl::GetFlag(FLAGS_callers)},
                                     {"rows", nlohmann::ordered_json::array()}};
   // Batches and their like one by one, next to each other.
@@ -211,10 +217,11 @@ int Main() {
       sizes[i].push_back(rate.requests_per_batch);
     }
   }
-  std::printf("%s, %s: B1 H8 L256 D64 bf16, %d callers\n%-10s %-20s %12s %18s %14s\n",
+  std::printf("%s, %s: B1 H%lld L%lld D%lld bf16, %d callers\n%-10s %-20s %12s %18s %14s\n",
               device.Describe().name.c_str(), device.Describe().backend.c_str(),
-              absl::GetFlag(FLAGS_callers), "tensors", "max_batch_problems", "calls_per_s",
-              "requests_per_batch", "/one_by_one");
+              static_cast<long long>(spec.q_heads), static_cast<long long>(spec.q_len),
+              static_cast<long long>(spec.head_dim), absl::GetFlag(FLAGS_callers), "tensors",
+              "max_batch_problems", "calls_per_s", "requests_per_batch", "/one_by_one");
   for (size_t i = 0; i < kNumWays; ++i) {
     const char* const tensors = kWays[i].in_place ? "in_place" : "brought";
     const double rate = Median(rates[i]), ratio = rate / Median(rates[i | 1]);

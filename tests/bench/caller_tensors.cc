@@ -51,11 +51,11 @@ absl::Status CallerTensors::CopyInputs(const Request& like) {
   }
   const absl::StatusOr<kernels::Stream> stream = cuda_->NewStream();
   if (!stream.ok()) return stream.status();
-  absl::Status status;
+  std::vector<server::CudaCopy> copies;
   for (const auto& [offset, tensor] : inputs) {
-    status.Update(cuda_->CopyAsync({block_ + offset, 0, tensor->data(), 0, tensor->size_bytes(), 1},
-                                   *stream));
+    copies.push_back({block_ + offset, 0, tensor->data(), 0, tensor->size_bytes(), 1});
   }
+  absl::Status status = cuda_->CopyAsync(copies, *stream);
   status.Update(cuda_->Wait(*stream));
   cuda_->FreeStream(*stream);
   return status;

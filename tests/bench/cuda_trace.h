@@ -98,12 +98,13 @@ class TracedCuda final : public server::CudaWrapper {
   TracedCuda(std::shared_ptr<server::Cuda> cuda, CudaTrace* trace)
       : CudaWrapper(std::move(cuda)), trace_(trace) {}
 
-  absl::Status CopyAsync(const server::CudaCopy& copy, kernels::Stream stream) override {
-    if (resident) return absl::OkStatus();
+  absl::Status CopyAsync(absl::Span<const server::CudaCopy> copies,
+                         kernels::Stream stream) override {
+    if (resident || copies.empty()) return absl::OkStatus();
     cudaPointerAttributes to = {};
-    cudaPointerGetAttributes(&to, copy.to);
+    cudaPointerGetAttributes(&to, copies[0].to);
     const cudaEvent_t begin = trace_->Begin(stream);
-    absl::Status status = CudaWrapper::CopyAsync(copy, stream);
+    absl::Status status = CudaWrapper::CopyAsync(copies, stream);
     trace_->End(to.type == cudaMemoryTypeDevice ? Work::kUpload : Work::kDownload, begin, stream);
     return status;
   }

@@ -203,11 +203,11 @@ Alone MeasureAlone(Bench& bench, const Request& request, int rounds) {
     const bool with_events = i % 2 == 0;
     const auto begin = steady_clock::now();
     if (with_events) cudaEventRecord(events[0], stream);
-    for (const auto& copy : up) Check(bench.cuda().CopyAsync(copy, stream));
+    Check(bench.cuda().CopyAsync(up, stream));
     if (with_events) cudaEventRecord(events[1], stream);
     Check(bench.backend().Run(tasks, nullptr, stream));
     if (with_events) cudaEventRecord(events[2], stream);
-    for (const auto& copy : down) Check(bench.cuda().CopyAsync(copy, stream));
+    Check(bench.cuda().CopyAsync(down, stream));
     if (with_events) cudaEventRecord(events[3], stream);
     cudaStreamSynchronize(stream);
     if (!with_events) {

@@ -89,13 +89,15 @@ class FakeCuda final : public server::Cuda {
   absl::StatusOr<server::CudaEvent> NewEvent() override { return NewHandle(); }
   void FreeEvent(server::CudaEvent event) override { FreeHandle(event); }
 
-  absl::Status CopyAsync(const server::CudaCopy& c, kernels::Stream) override {
+  absl::Status CopyAsync(absl::Span<const server::CudaCopy> copies, kernels::Stream) override {
     MutexLock lock(mutex_);
-    ++copies_;
-    for (int64_t row = 0; row < c.rows; ++row) {
-      std::memcpy(static_cast<char*>(c.to) + row * c.to_pitch_bytes,
-                  static_cast<const char*>(c.from) + row * c.from_pitch_bytes,
-                  static_cast<size_t>(c.row_bytes));
+    for (const server::CudaCopy& c : copies) {
+      ++copies_;
+      for (int64_t row = 0; row < c.rows; ++row) {
+        std::memcpy(static_cast<char*>(c.to) + row * c.to_pitch_bytes,
+                    static_cast<const char*>(c.from) + row * c.from_pitch_bytes,
+                    static_cast<size_t>(c.row_bytes));
+      }
     }
     return absl::OkStatus();
   }

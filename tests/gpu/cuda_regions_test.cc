@@ -34,7 +34,7 @@ class CudaRegionsGpuTest : public ::testing::Test {
   }
 
   void Copy(void* to, const void* from) {
-    ASSERT_TRUE(cuda_->CopyAsync({to, 0, from, 0, kBytes, 1}, stream_).ok());
+    ASSERT_TRUE(cuda_->CopyAsync({{to, 0, from, 0, kBytes, 1}}, stream_).ok());
     ASSERT_TRUE(cuda_->Wait(stream_).ok());
   }
   // The fastest of some.

@@ -3,8 +3,9 @@
 //
 //   transport_bench --server=ADDRESS --local_socket=PATH [--rounds=9] [--json=FILE]
 //
-// Exits 1 where a bound is missed, or bits differ between transports. Beside it what a call takes
-// that asks for nothing: no call takes less.
+// Exits 1 where a region misses its bound, memory on the GPU is over its own by more than two calls
+// that ask for nothing (one alone takes longer than the 100 us that the bound leaves beside the
+// kernel, and varies by as much again), or bits differ between transports.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -47,6 +48,7 @@ constexpr double kSlices = kHeads;
 constexpr double kRegionFactor = 1.25;
 constexpr double kCudaFactor = 1.1;
 constexpr double kCudaExtraUs = 100;
+constexpr double kCudaGraceCalls = 2;
 constexpr absl::Duration kTimeout = absl::Seconds(60);
 
 // Values about 1 of both signs, in 2^16 different places.
@@ -73,6 +75,7 @@ struct Row {
   double empty_call_us = 0;
   double bus_us = 0;    // of the busier direction; 0 for memory that crosses no bus
   double bound_us = 0;  // 0: none
+  double grace_us = 0;  // over the bound, what does not fail the run
 };
 
 // The time that a call through a region may take. Upload, kernels and download overlap, slice by
@@ -174,6 +177,7 @@ class Bench {
     if (o_ != expected_) return absl::InternalError("cuda: other bits than unary's");
     rows_.back().bus_us = 0;
     rows_.back().bound_us = kCudaFactor * kernel_us_ + kCudaExtraUs;
+    rows_.back().grace_us = kCudaGraceCalls * rows_.back().empty_call_us;
     return absl::OkStatus();
   }
 
@@ -294,8 +298,11 @@ bool Print(const std::vector<Row>& rows) {
               "served us", "upload", "run", "download", "kernel", "bus", "empty call", "/kernel",
               "/bus", "bound us");
   for (const Row& row : rows) {
-    const bool missed = row.bound_us > 0 && row.served_us > row.bound_us;
-    fine = fine && !missed;
+    const double over_us = row.bound_us > 0 ? row.served_us - row.bound_us : 0;
+    fine = fine && over_us <= row.grace_us;
+    const char* const verdict = over_us <= 0              ? ""
+                                : over_us <= row.grace_us ? "  over, by less than two empty calls"
+                                                          : "  MISSED";
     std::printf("%-9s %-6s %10.0f %9lld %9lld %9lld %9.0f %9.0f %10.0f %8.2f %7s %10s%s\n",
                 row.transport.c_str(), row.causal ? "causal" : "full", row.served_us,
                 static_cast<long long>(row.timing.upload_us),
@@ -303,8 +310,7 @@ bool Print(const std::vector<Row>& rows) {
                 static_cast<long long>(row.timing.download_us), row.kernel_us, row.bus_us,
                 row.empty_call_us, row.served_us / row.kernel_us,
                 row.bus_us > 0 ? absl::StrFormat("%.2f", row.served_us / row.bus_us).c_str() : "-",
-                row.bound_us > 0 ? absl::StrFormat("%.0f", row.bound_us).c_str() : "-",
-                missed ? "  MISSED" : "");
+                row.bound_us > 0 ? absl::StrFormat("%.0f", row.bound_us).c_str() : "-", verdict);
   }
   return fine;
 }
