@@ -16,6 +16,7 @@
 #include "server/probe.h"
 #include "server/server.h"
 #include "server/signals.h"
+#include "server/transport.h"
 
 namespace attnd::server {
 namespace {
@@ -110,6 +111,7 @@ int Main(int argc, char** argv) {
   Signals signals;
   TuneMalloc();
   TuneLocks();
+  UsePolling();
   const absl::StatusOr<CommandLine> line = ParseCommandLine(argc, argv);
   if (!line.ok()) return Fail(line.status(), kBadFlagsExit);
   if (line->probe) return RunProbe(line->server.listen);

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/registry.h"
 #include "server/listen_address.h"
 
 namespace attnd::server {
@@ -19,6 +20,10 @@ constexpr int64_t kMaxCount = 1'000'000;
 constexpr int64_t kMaxShmNames = 65'536;
 constexpr int64_t kMaxBytes = int64_t{1} << 50;
 constexpr int64_t kMaxMs = int64_t{24} * 3600 * 1000;
+// As long as large problems take on a GPU, whose callers come back then; where there are processors
+// to spare.
+constexpr int64_t kGpuBusyPollUs = 5000;
+constexpr int kLeastForBusyPoll = 4;
 
 absl::Status Invalid(absl::string_view flag, const absl::AlphaNum& value,
                      const absl::AlphaNum& why) {
@@ -46,6 +51,8 @@ absl::Status CheckRanges(const ServerOptions& options) {
     int64_t max;
   } ranges[] = {
       {"threads", options.threads, 0, kMaxThreads},
+      {"io_threads", options.io_threads, 0, kMaxThreads},
+      {"busy_poll_us", options.busy_poll_us, kOwnBusyPoll, kMaxMs * 1000},
       {"max_queue_requests", options.scheduler.max_queue_requests, 1, kMaxCount},
       {"max_queue_bytes", options.scheduler.max_queue_bytes, 0, kMaxBytes},
       {"max_batch_problems", options.scheduler.max_batch_problems, 1, kMaxCount},
@@ -155,6 +162,8 @@ absl::Status Validate(const ServerOptions& options) {
   return check_memory("pinned_bytes", options.pinned_bytes);
 }
 
+int DefaultIoThreads(int processors) { return std::clamp(processors / 2, 1, 8); }
+
 int64_t DefaultStreamBytes(bool has_gpu) { return int64_t{has_gpu ? 6 : 3} << 30; }
 
 int64_t DefaultArenaBytes(int64_t usable_bytes, int64_t max_unary_bytes, bool has_gpu) {
@@ -166,6 +175,12 @@ int64_t DefaultArenaBytes(int64_t usable_bytes, int64_t max_unary_bytes, bool ha
 ServerOptions FillIn(ServerOptions options, bool has_gpu) {
   if (options.arena_bytes == 0) {
     options.arena_bytes = DefaultArenaBytes(UsableBytes(), options.max_unary_bytes, has_gpu);
+  }
+  const int processors = kernels::UsableProcessors();
+  if (options.io_threads == 0) options.io_threads = DefaultIoThreads(processors);
+  if (options.busy_poll_us == kOwnBusyPoll) {
+    const bool has_processors = processors >= kLeastForBusyPoll;
+    options.busy_poll_us = has_gpu && has_processors ? kGpuBusyPollUs : 0;
   }
   if (options.scheduler.max_queue_bytes == 0) {
     options.scheduler.max_queue_bytes = options.arena_bytes;

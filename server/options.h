@@ -11,6 +11,7 @@
 namespace attnd::server {
 
 inline constexpr char kNoLocalSocket[] = "none";
+inline constexpr int64_t kOwnBusyPoll = -1;
 
 // Each has a flag of its name (flags.cc), whose help says what it means.
 struct ServerOptions {
@@ -20,6 +21,10 @@ struct ServerOptions {
   std::string devices = "auto";
   std::string backend;
   int threads = 0;
+  // 0: DefaultIoThreads.
+  int io_threads = 0;
+  // kOwnBusyPoll: FillIn's.
+  int64_t busy_poll_us = kOwnBusyPoll;
   // max_queue_bytes 0: as much as arena_bytes.
   SchedulerOptions scheduler{.max_queue_bytes = 0};
   // Empty: every caller is of the default tenant.
@@ -59,6 +64,9 @@ inline constexpr int64_t kMaxUnaryBytes = (int64_t{1} << 31) - 1;
 // What a stream of the largest default size needs, but at most half of `usable_bytes`, and at least
 // what one message of `max_unary_bytes` needs.
 int64_t DefaultArenaBytes(int64_t usable_bytes, int64_t max_unary_bytes, bool has_gpu);
+
+// Half of the processors: the rest computes, decodes and sends.
+int DefaultIoThreads(int processors);
 
 // Payload of the largest stream by default.
 int64_t DefaultStreamBytes(bool has_gpu);

@@ -1,7 +1,6 @@
 #include "server/server.h"
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
@@ -27,7 +26,9 @@
 #include "server/region_host.h"
 #include "server/server_info.h"
 #include "server/services/attention_service.h"
+#include "server/services/health.h"
 #include "server/services/kserve_service.h"
+#include "server/services/raw_server.h"
 #include "server/transport.h"
 #include "server/warm_up.h"
 
@@ -129,10 +130,7 @@ class Server::Impl {
     }
     executors_.clear();
     senders_.reset();
-    {
-      MutexLock lock(serving_mutex_);
-      health_ = nullptr;
-    }
+    if (raw_server_ != nullptr) raw_server_->Stop();
     grpc_.reset();
     deadlines_.reset();
   }
@@ -310,8 +308,7 @@ class Server::Impl {
     if (address->is_unix()) {
       if (absl::Status status = PrepareUnixPath(address->unix_path); !status.ok()) return status;
     }
-    // Both are global to gRPC, and apply to servers built from here on.
-    grpc::EnableDefaultHealthCheckService(true);
+    // Global to gRPC, and applies to servers built from here on.
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
     attention_ = std::make_unique<AttentionService>(
@@ -319,19 +316,24 @@ class Server::Impl {
                    regions_ != nullptr && regions_->takes_cuda_memory()));
     kserve_ = std::make_unique<KserveService>([this] { return readiness(); }, &metrics_, shm_.get(),
                                               Tenants());
-    raw_ = std::make_unique<RawService>(Parts());
+    raw_calls_ = std::make_unique<RawCalls>(Parts(), &health_);
+    raw_server_ = std::make_unique<RawServer>(
+        RawServerOptions{options_.io_threads, std::chrono::microseconds(options_.busy_poll_us)},
+        [this](std::unique_ptr<RawStream> stream) { raw_calls_->Begin(std::move(stream)); });
     grpc::ServerBuilder builder;
     ConfigureTransport(builder, options_);
     int port = 0;
     builder.AddListeningPort(address->ToString(), grpc::InsecureServerCredentials(), &port);
     builder.RegisterService(attention_.get());
     builder.RegisterService(kserve_.get());
-    builder.RegisterCallbackGenericService(raw_.get());
+    builder.RegisterService(&health_service_);
+    raw_server_->AddTo(builder);
     grpc_ = builder.BuildAndStart();
     if (grpc_ == nullptr) {
       return absl::UnavailableError(absl::StrCat("cannot listen on ", address->ToString(),
                                                  ": it is in use, or no address of this machine"));
     }
+    raw_server_->Start();
     port_ = address->is_unix() ? 0 : port;
     if (shm_ != nullptr) shm_->callers.SetServerPort(port_);
     SayServing();
@@ -371,7 +373,6 @@ class Server::Impl {
   // Serves from now on, unless the device was lost with the very first call.
   void SayServing() {
     MutexLock lock(serving_mutex_);
-    health_ = grpc_->GetHealthCheckService();
     if (readiness_ == Readiness::kWarming) readiness_ = Readiness::kReady;
     SayHealth();
   }
@@ -385,11 +386,9 @@ class Server::Impl {
   }
 
   void SayHealth() ABSL_EXCLUSIVE_LOCKS_REQUIRED(serving_mutex_) {
-    if (health_ == nullptr) return;
-    health_->SetServingStatus("", readiness_ == Readiness::kReady);
-    for (const char* service : {v1::AttentionService::service_full_name(),
+    for (const char* service : {"", v1::AttentionService::service_full_name(),
                                 inference::GRPCInferenceService::service_full_name()}) {
-      health_->SetServingStatus(service, readiness_ == Readiness::kReady);
+      health_.Say(service, readiness_ == Readiness::kReady);
     }
   }
 
@@ -423,16 +422,17 @@ class Server::Impl {
   const std::unique_ptr<ShmHost> shm_;   // null: none
   std::unique_ptr<AttentionService> attention_;
   std::unique_ptr<KserveService> kserve_;
-  std::unique_ptr<RawService> raw_;
+  HealthBoard health_;
+  HealthService health_service_{&health_};
+  std::unique_ptr<RawCalls> raw_calls_;
   std::unique_ptr<HttpService> http_;
+  std::unique_ptr<RawServer> raw_server_;
   std::unique_ptr<grpc::Server> grpc_;
   int port_ = 0;
   std::atomic<bool> device_lost_{false};
 
   mutable Mutex serving_mutex_;
   Readiness readiness_ ABSL_GUARDED_BY(serving_mutex_) = Readiness::kWarming;
-  // gRPC's; null until it serves.
-  grpc::HealthCheckServiceInterface* health_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
 };
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, Devices devices,

@@ -1,6 +1,7 @@
 #include "server/transport.h"
 
 #include <grpcpp/resource_quota.h>
+#include <stdlib.h>
 
 #include <cstdint>
 #include <limits>
@@ -10,6 +11,8 @@ namespace {
 
 // Per connection. A stream nobody reads yet holds one window, 64 KB: 32 MB.
 constexpr int kMaxConcurrentStreams = 512;
+// Of methods that answer at once, with what the server knows: all but those that compute.
+constexpr int kMaxSyncThreads = 64;
 // A client may send keepalive pings this often without being cut off, calls or not.
 constexpr int kMinPingIntervalMs = 1000;
 // A caller whose machine or link is gone is noticed within the sum of these.
@@ -23,10 +26,15 @@ int64_t QuotaBytes(int64_t receive_bytes) {
 
 }  // namespace
 
+void UsePolling() { setenv("GRPC_POLL_STRATEGY", "poll", 0); }
+
 void ConfigureTransport(grpc::ServerBuilder& builder, const ServerOptions& options) {
   grpc::ResourceQuota quota("attnd");
   quota.Resize(static_cast<size_t>(QuotaBytes(options.receive_bytes)));
+  quota.SetMaxThreads(kMaxSyncThreads);
   builder.SetResourceQuota(quota);
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 1);
   // gRPC looks at the size only when it has received all, and refuses without our trailer and our
   // count: the limit is ComputeCall's. Beyond this one, lengths would wrap.
   builder.SetMaxReceiveMessageSize(std::numeric_limits<int>::max());

@@ -8,6 +8,10 @@
 
 namespace attnd::server {
 
+// Has every thread of a RawServer wait for its own connections alone. For the whole process, before
+// anything of gRPC's is made; what the environment says (GRPC_POLL_STRATEGY) is left alone.
+void UsePolling();
+
 // Before the server is built.
 void ConfigureTransport(grpc::ServerBuilder& builder, const ServerOptions& options);
 

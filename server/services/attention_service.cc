@@ -1,5 +1,8 @@
 #include "server/services/attention_service.h"
 
+#include <string>
+#include <utility>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/grpc_order.h"
@@ -14,16 +17,19 @@ namespace {
 constexpr char kComputeMethod[] = "/attnd.v1.AttentionService/Compute";
 constexpr char kStreamMethod[] = "/attnd.v1.AttentionService/ComputeStream";
 
-class UnknownMethod final : public grpc::ServerGenericBidiReactor {
+class UnknownMethod final : public RawCall {
  public:
-  explicit UnknownMethod(grpc::GenericCallbackServerContext& context) {
-    const absl::optional<absl::string_view> why = WhyNoKserveMethod(context.method());
+  explicit UnknownMethod(std::unique_ptr<RawStream> stream) : RawCall(std::move(stream)) {
+    const absl::optional<absl::string_view> why = WhyNoKserveMethod(context().method());
     const absl::Status status = absl::UnimplementedError(
-        absl::StrCat("there is no method ", absl::CHexEscape(context.method()),
+        absl::StrCat("there is no method ", absl::CHexEscape(context().method()),
                      why.has_value() ? ": " : "", why.value_or("")));
-    Finish(ToGrpcStatus(status, context));
     PassBaton(this);
+    Finish(ToGrpcStatus(status, context()));
+    Begun();
   }
+
+ private:
   void OnDone() override {
     PassBaton(this);
     delete this;
@@ -32,36 +38,36 @@ class UnknownMethod final : public grpc::ServerGenericBidiReactor {
 
 }  // namespace
 
-grpc::ServerUnaryReactor* AttentionService::GetServerInfo(grpc::CallbackServerContext* context,
-                                                          const v1::GetServerInfoRequest*,
-                                                          v1::GetServerInfoResponse* response) {
+grpc::Status AttentionService::GetServerInfo(grpc::ServerContext* context,
+                                             const v1::GetServerInfoRequest*,
+                                             v1::GetServerInfoResponse* response) {
   PassBaton(this);  // to the destructor
   *response = info_;
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpcStatus(absl::OkStatus(), *context));
-  return reactor;
+  return ToGrpcStatus(absl::OkStatus(), *context);
 }
 
-grpc::ServerGenericBidiReactor* RawService::CreateReactor(
-    grpc::GenericCallbackServerContext* context) {
-  if (context->method() == kComputeMethod) {
+void RawCalls::Begin(std::unique_ptr<RawStream> stream) {
+  const std::string& method = stream->context().method();
+  if (method == kComputeMethod) {
     parts_.metrics->CountCall("unary");
-    return ComputeCall::Start(std::make_shared<V1UnaryCall>(parts_, context));
+    return ComputeCall::Start(std::make_shared<V1UnaryCall>(parts_, std::move(stream)));
   }
-  if (context->method() == kModelInferMethod) {
+  if (method == kModelInferMethod) {
     parts_.metrics->CountCall("unary");
-    return ComputeCall::Start(std::make_shared<KserveUnaryCall>(parts_, context));
+    return ComputeCall::Start(std::make_shared<KserveUnaryCall>(parts_, std::move(stream)));
   }
-  if (context->method() == kStreamMethod) {
+  if (method == kStreamMethod) {
     parts_.metrics->CountCall("stream");
-    return ComputeCall::Start(std::make_shared<StreamCall>(parts_, context));
+    return ComputeCall::Start(std::make_shared<StreamCall>(parts_, std::move(stream)));
   }
-  if (context->method() == kModelStreamInferMethod) {
-    return KserveStreamCall::Start(parts_, shares_, context);
+  if (method == kModelStreamInferMethod) {
+    return KserveStreamCall::Start(parts_, shares_, std::move(stream));
   }
+  if (method == kHealthCheckMethod) return StartHealthCheck(std::move(stream), *health_);
+  if (method == kHealthWatchMethod) return StartHealthWatch(std::move(stream), *health_);
   parts_.metrics->CountReceived("unary", 0);
   parts_.metrics->CountFinished(absl::StatusCode::kUnimplemented, Stage::kReceive);
-  return new UnknownMethod(*context);
+  new UnknownMethod(std::move(stream));
 }
 
 }  // namespace attnd::server

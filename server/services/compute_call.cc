@@ -16,11 +16,11 @@ absl::Status DeadlinePassed() { return absl::DeadlineExceededError("the deadline
 
 }  // namespace
 
-grpc::ServerGenericBidiReactor* ComputeCall::Start(const std::shared_ptr<ComputeCall>& call) {
+void ComputeCall::Start(const std::shared_ptr<ComputeCall>& call) {
   call->self_ = call;
   call->Admit();
   PassBaton(call.get());
-  return call.get();
+  call->Begun();
 }
 
 void ComputeCall::Admit() {
@@ -30,16 +30,16 @@ void ComputeCall::Admit() {
     return End(absl::UnavailableError("the server is draining"), Stage::kReceive);
   }
   const absl::StatusOr<int64_t> declared =
-      DeclaredBytes(context_->client_metadata(), parts_.limits.max_message_bytes);
+      DeclaredBytes(context().client_metadata(), parts_.limits.max_message_bytes);
   if (!declared.ok()) return End(declared.status(), Stage::kReceive);
   declared_bytes_ = *declared;
-  caller_ = CallerOf(context_->peer(), context_->client_metadata(), parts_.tenants);
+  caller_ = CallerOf(context().peer(), context().client_metadata(), parts_.tenants);
   // Before the message is received, which beyond saturation would take the time that answers need.
   absl::StatusOr<QueuePlace> place = parts_.dispatcher->HoldPlace(caller_.tenant, declared_bytes_);
   if (!place.ok()) return End(place.status(), Stage::kReceive);
   place_ = *std::move(place);
 
-  WatchDeadline(ToSteady(context_->deadline(), begun_), begun_);
+  WatchDeadline(ToSteady(context().deadline(), begun_), begun_);
   uint64_t ticket = 0;
   absl::Status status = parts_.receive_budget->Acquire(
       std::min(declared_bytes_ * messages_at_once(), parts_.receive_budget->budget_bytes()),
@@ -126,7 +126,7 @@ void ComputeCall::OnReadDone(bool ok) {
     if (phase_ == Phase::kExpired) return;
     phase_ = Phase::kIdle;
   }
-  if (context_->IsCancelled()) return End(Gone(), Stage::kReceive);
+  if (IsCancelled()) return End(Gone(), Stage::kReceive);
   ok ? OnMessage() : OnCallerClosed();
 }
 
@@ -184,7 +184,7 @@ void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage s
     const bool gone = cancelled_ && absl::IsCancelled(answer.status());
     return End(gone ? Gone() : answer.status(), stage);
   }
-  CountAnswer(parts_, transport(), request, context_->client_metadata(), *answer);
+  CountAnswer(parts_, transport(), request, context().client_metadata(), *answer);
   timing_ = answer->timing;
   batch_size_ = answer->batch_size;
   SendAnswer(request, *std::move(answer));
@@ -193,7 +193,7 @@ void ComputeCall::JobDone(const Job& job, absl::StatusOr<Answer> answer, Stage s
 grpc::Status ComputeCall::CountedOk() {
   parts_.metrics->CountFinished(absl::StatusCode::kOk, Stage::kDone);
   parts_.metrics->inferences().CountAnswered(timing_, batch_size_);
-  return ToGrpcStatus(absl::OkStatus(), *context_);
+  return ToGrpcStatus(absl::OkStatus(), context());
 }
 
 void ComputeCall::OnCancel() {
@@ -213,13 +213,13 @@ void ComputeCall::OnCancel() {
 void ComputeCall::End(const absl::Status& status, Stage stage) {
   Drop();
   CountReceived(0);
-  CountFailure(parts_, status, stage, parts_.clock->Now() - begun_, context_->client_metadata());
+  CountFailure(parts_, status, stage, parts_.clock->Now() - begun_, context().client_metadata());
   permit_ = ReceivePermit();
   place_ = QueuePlace();
   // What has not been handed to a device holds no region any more (Job).
-  if (stage <= Stage::kQueue) context_->AddTrailingMetadata(kUntouchedTrailer, "1");
+  if (stage <= Stage::kQueue) context().AddTrailingMetadata(kUntouchedTrailer, "1");
   PassBaton(this);
-  Finish(ToGrpcStatus(status, *context_));
+  Finish(ToGrpcStatus(status, context()));
 }
 
 void ComputeCall::CountReceived(int64_t payload_bytes) {

@@ -3,11 +3,10 @@
 #ifndef ATTND_SERVER_SERVICES_COMPUTE_CALL_H_
 #define ATTND_SERVER_SERVICES_COMPUTE_CALL_H_
 
-#include <grpcpp/generic/async_generic_service.h>
-
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "kernels/sync.h"
 #include "server/job.h"
@@ -16,6 +15,7 @@
 #include "server/services/call_facts.h"
 #include "server/services/compute_parts.h"
 #include "server/services/deadline_watch.h"
+#include "server/services/raw_call.h"
 #include "server/services/worker_pool.h"
 
 namespace attnd::server {
@@ -35,19 +35,14 @@ namespace attnd::server {
 // chunk that is copied meanwhile and is wrong. They and the read settle under mutex_ who owns.
 //
 // gRPC keeps the call until OnDone; so does whoever may still call back into it.
-class ComputeCall : public grpc::ServerGenericBidiReactor,
-                    public std::enable_shared_from_this<ComputeCall> {
+class ComputeCall : public RawCall, public std::enable_shared_from_this<ComputeCall> {
  public:
-  // Hands `call` to gRPC as the reactor that it wants, already admitted or ended.
-  static grpc::ServerGenericBidiReactor* Start(const std::shared_ptr<ComputeCall>& call);
-
-  void OnReadDone(bool ok) final;
-  void OnCancel() final;
-  void OnDone() final;
+  // Admits `call`, or ends it.
+  static void Start(const std::shared_ptr<ComputeCall>& call);
 
  protected:
-  ComputeCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
-      : parts_(parts), context_(context) {}
+  ComputeCall(const ComputeParts& parts, std::unique_ptr<RawStream> stream)
+      : RawCall(std::move(stream)), parts_(parts) {}
 
   // The owner from here on is the callee, on a thread of gRPC's that must not be kept: a message is
   // in message_; the caller has closed its side.
@@ -90,7 +85,6 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   grpc::Status CountedOk();
 
   const ComputeParts& parts_;
-  grpc::GenericCallbackServerContext* const context_;
   // gRPC's or the server's default, whichever is first; the message may bring an earlier one.
   TimePoint deadline_ = kNever;
   ReceivePermit permit_;
@@ -102,6 +96,10 @@ class ComputeCall : public grpc::ServerGenericBidiReactor,
   // kIdle: it waits for its permit, or somebody has a message; kAsking: a read is being asked for;
   // kExpired: it was ended in the reader's place.
   enum class Phase { kIdle, kAsking, kReading, kExpired };
+
+  void OnReadDone(bool ok) final;
+  void OnCancel() final;
+  void OnDone() final;
 
   void Admit();
   void WatchDeadline(TimePoint grpc_deadline, TimePoint now);

@@ -18,7 +18,7 @@ std::string Shortened(absl::string_view message) {
 
 }  // namespace
 
-grpc::Status ToGrpcStatus(const absl::Status& status, grpc::CallbackServerContext& context) {
+grpc::Status ToGrpcStatus(const absl::Status& status, grpc::ServerContext& context) {
   context.AddTrailingMetadata(kVersionTrailer, ATTND_VERSION);
   const std::string traceparent = TraceparentOf(context.client_metadata());
   if (!traceparent.empty()) context.AddTrailingMetadata(kTraceparentKey, traceparent);

@@ -19,7 +19,7 @@ inline constexpr size_t kMaxMessageBytes = 2048;
 
 // Same code, message cut to kMaxMessageBytes at a character's edge. Adds the trailers to
 // `context`, the call's own traceparent too, so it must run before the call is finished, and once.
-grpc::Status ToGrpcStatus(const absl::Status& status, grpc::CallbackServerContext& context);
+grpc::Status ToGrpcStatus(const absl::Status& status, grpc::ServerContext& context);
 
 }  // namespace attnd::server
 

@@ -15,13 +15,13 @@ absl::Status NoCudaMemory() {
 
 }  // namespace
 
-ShmOfCall KserveService::ShmOfContext(const grpc::CallbackServerContext& context) const {
+ShmOfCall KserveService::ShmOfContext(const grpc::ServerContext& context) const {
   return ShmOf(shm_, context.peer(), context.client_metadata(), tenants_);
 }
 
 // Where none is taken there are none: no error, for clients ask and clean up by habit.
-grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryStatus(
-    grpc::CallbackServerContext* context, const inference::SystemSharedMemoryStatusRequest* request,
+grpc::Status KserveService::SystemSharedMemoryStatus(
+    grpc::ServerContext* context, const inference::SystemSharedMemoryStatusRequest* request,
     inference::SystemSharedMemoryStatusResponse* response) {
   if (shm_ == nullptr) return End(*context, absl::OkStatus());
   const absl::StatusOr<ShmCaller> caller = ShmOfContext(*context).Caller();
@@ -38,9 +38,8 @@ grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryStatus(
   return End(*context, absl::OkStatus());
 }
 
-grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryRegister(
-    grpc::CallbackServerContext* context,
-    const inference::SystemSharedMemoryRegisterRequest* request,
+grpc::Status KserveService::SystemSharedMemoryRegister(
+    grpc::ServerContext* context, const inference::SystemSharedMemoryRegisterRequest* request,
     inference::SystemSharedMemoryRegisterResponse*) {
   const absl::StatusOr<ShmCaller> caller = ShmOfContext(*context).Caller();
   if (!caller.ok()) return End(*context, caller.status());
@@ -49,9 +48,8 @@ grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryRegister(
                                             *caller));
 }
 
-grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryUnregister(
-    grpc::CallbackServerContext* context,
-    const inference::SystemSharedMemoryUnregisterRequest* request,
+grpc::Status KserveService::SystemSharedMemoryUnregister(
+    grpc::ServerContext* context, const inference::SystemSharedMemoryUnregisterRequest* request,
     inference::SystemSharedMemoryUnregisterResponse*) {
   if (shm_ == nullptr) return End(*context, absl::OkStatus());
   const absl::StatusOr<ShmCaller> caller = ShmOfContext(*context).Caller();
@@ -64,20 +62,20 @@ grpc::ServerUnaryReactor* KserveService::SystemSharedMemoryUnregister(
   return End(*context, absl::OkStatus());
 }
 
-grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryStatus(
-    grpc::CallbackServerContext* context, const inference::CudaSharedMemoryStatusRequest*,
-    inference::CudaSharedMemoryStatusResponse*) {
+grpc::Status KserveService::CudaSharedMemoryStatus(grpc::ServerContext* context,
+                                                   const inference::CudaSharedMemoryStatusRequest*,
+                                                   inference::CudaSharedMemoryStatusResponse*) {
   return End(*context, absl::OkStatus());
 }
 
-grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryRegister(
-    grpc::CallbackServerContext* context, const inference::CudaSharedMemoryRegisterRequest*,
+grpc::Status KserveService::CudaSharedMemoryRegister(
+    grpc::ServerContext* context, const inference::CudaSharedMemoryRegisterRequest*,
     inference::CudaSharedMemoryRegisterResponse*) {
   return End(*context, NoCudaMemory());
 }
 
-grpc::ServerUnaryReactor* KserveService::CudaSharedMemoryUnregister(
-    grpc::CallbackServerContext* context, const inference::CudaSharedMemoryUnregisterRequest*,
+grpc::Status KserveService::CudaSharedMemoryUnregister(
+    grpc::ServerContext* context, const inference::CudaSharedMemoryUnregisterRequest*,
     inference::CudaSharedMemoryUnregisterResponse*) {
   return End(*context, absl::OkStatus());
 }

@@ -46,38 +46,35 @@ absl::optional<absl::string_view> WhyNoKserveMethod(absl::string_view method) {
   return absl::nullopt;
 }
 
-grpc::ServerUnaryReactor* KserveService::End(grpc::CallbackServerContext& context,
-                                             const absl::Status& status) {
+grpc::Status KserveService::End(grpc::ServerContext& context, const absl::Status& status) {
   PassBaton(this);  // to the destructor
-  grpc::ServerUnaryReactor* const reactor = context.DefaultReactor();
-  reactor->Finish(ToGrpcStatus(status, context));
-  return reactor;
+  return ToGrpcStatus(status, context);
 }
 
-grpc::ServerUnaryReactor* KserveService::ServerLive(grpc::CallbackServerContext* context,
-                                                    const inference::ServerLiveRequest*,
-                                                    inference::ServerLiveResponse* response) {
+grpc::Status KserveService::ServerLive(grpc::ServerContext* context,
+                                       const inference::ServerLiveRequest*,
+                                       inference::ServerLiveResponse* response) {
   response->set_live(readiness_() != Readiness::kFaulty);
   return End(*context, absl::OkStatus());
 }
 
-grpc::ServerUnaryReactor* KserveService::ServerReady(grpc::CallbackServerContext* context,
-                                                     const inference::ServerReadyRequest*,
-                                                     inference::ServerReadyResponse* response) {
+grpc::Status KserveService::ServerReady(grpc::ServerContext* context,
+                                        const inference::ServerReadyRequest*,
+                                        inference::ServerReadyResponse* response) {
   response->set_ready(is_ready());
   return End(*context, absl::OkStatus());
 }
 
-grpc::ServerUnaryReactor* KserveService::ModelReady(grpc::CallbackServerContext* context,
-                                                    const inference::ModelReadyRequest* request,
-                                                    inference::ModelReadyResponse* response) {
+grpc::Status KserveService::ModelReady(grpc::ServerContext* context,
+                                       const inference::ModelReadyRequest* request,
+                                       inference::ModelReadyResponse* response) {
   response->set_ready(is_ready());
   return End(*context, wire::CheckModel(request->name(), request->version()));
 }
 
-grpc::ServerUnaryReactor* KserveService::ServerMetadata(
-    grpc::CallbackServerContext* context, const inference::ServerMetadataRequest*,
-    inference::ServerMetadataResponse* response) {
+grpc::Status KserveService::ServerMetadata(grpc::ServerContext* context,
+                                           const inference::ServerMetadataRequest*,
+                                           inference::ServerMetadataResponse* response) {
   response->set_name("attnd");
   response->set_version(ATTND_VERSION);
   for (const char* extension :
@@ -88,32 +85,32 @@ grpc::ServerUnaryReactor* KserveService::ServerMetadata(
   return End(*context, absl::OkStatus());
 }
 
-grpc::ServerUnaryReactor* KserveService::ModelMetadata(
-    grpc::CallbackServerContext* context, const inference::ModelMetadataRequest* request,
-    inference::ModelMetadataResponse* response) {
+grpc::Status KserveService::ModelMetadata(grpc::ServerContext* context,
+                                          const inference::ModelMetadataRequest* request,
+                                          inference::ModelMetadataResponse* response) {
   *response = ModelMetadataOf();
   return End(*context, wire::CheckModel(request->name(), request->version()));
 }
 
-grpc::ServerUnaryReactor* KserveService::ModelConfig(grpc::CallbackServerContext* context,
-                                                     const inference::ModelConfigRequest* request,
-                                                     inference::ModelConfigResponse* response) {
+grpc::Status KserveService::ModelConfig(grpc::ServerContext* context,
+                                        const inference::ModelConfigRequest* request,
+                                        inference::ModelConfigResponse* response) {
   *response->mutable_config() = ModelConfigOf();
   return End(*context, wire::CheckModel(request->name(), request->version()));
 }
 
-grpc::ServerUnaryReactor* KserveService::ModelStatistics(
-    grpc::CallbackServerContext* context, const inference::ModelStatisticsRequest* request,
-    inference::ModelStatisticsResponse* response) {
+grpc::Status KserveService::ModelStatistics(grpc::ServerContext* context,
+                                            const inference::ModelStatisticsRequest* request,
+                                            inference::ModelStatisticsResponse* response) {
   *response->add_model_stats() = ModelStatisticsOf(metrics_->inferences().totals());
   const bool is_all = request->name().empty() && request->version().empty();
   return End(*context,
              is_all ? absl::OkStatus() : wire::CheckModel(request->name(), request->version()));
 }
 
-grpc::ServerUnaryReactor* KserveService::RepositoryIndex(
-    grpc::CallbackServerContext* context, const inference::RepositoryIndexRequest* request,
-    inference::RepositoryIndexResponse* response) {
+grpc::Status KserveService::RepositoryIndex(grpc::ServerContext* context,
+                                            const inference::RepositoryIndexRequest* request,
+                                            inference::RepositoryIndexResponse* response) {
   if (!request->repository_name().empty()) {
     return End(*context, absl::UnimplementedError("repository_name must be empty: the one model "
                                                   "is part of the server"));

@@ -24,29 +24,12 @@ absl::optional<absl::string_view> WhyNoKserveMethod(absl::string_view method);
 
 // Methods that the RawService takes: inferences, and those that are not here.
 using KserveInferences = inference::GRPCInferenceService;
-using KserveRawMethods = KserveInferences::WithGenericMethod_ModelInfer<
+using KserveMethods = KserveInferences::WithGenericMethod_ModelInfer<
     KserveInferences::WithGenericMethod_ModelStreamInfer<
         KserveInferences::WithGenericMethod_RepositoryModelLoad<
             KserveInferences::WithGenericMethod_RepositoryModelUnload<
                 KserveInferences::WithGenericMethod_TraceSetting<
                     KserveInferences::WithGenericMethod_LogSettings<KserveInferences::Service>>>>>>;
-using KserveMemoryMethods = KserveInferences::WithCallbackMethod_SystemSharedMemoryStatus<
-    KserveInferences::WithCallbackMethod_SystemSharedMemoryRegister<
-        KserveInferences::WithCallbackMethod_SystemSharedMemoryUnregister<
-            KserveInferences::WithCallbackMethod_CudaSharedMemoryStatus<
-                KserveInferences::WithCallbackMethod_CudaSharedMemoryRegister<
-                    KserveInferences::WithCallbackMethod_CudaSharedMemoryUnregister<
-                        KserveRawMethods>>>>>>;
-using KserveMethods = KserveInferences::WithCallbackMethod_ServerLive<
-    KserveInferences::WithCallbackMethod_ServerReady<
-        KserveInferences::WithCallbackMethod_ModelReady<
-            KserveInferences::WithCallbackMethod_ServerMetadata<
-                KserveInferences::WithCallbackMethod_ModelMetadata<
-                    KserveInferences::WithCallbackMethod_ModelConfig<
-                        KserveInferences::WithCallbackMethod_ModelStatistics<
-                            KserveInferences::WithCallbackMethod_RepositoryIndex<
-                                KserveMemoryMethods>>>>>>>>;
-
 // Registers that protocol by its names, so that reflection knows it.
 class KserveService final : public KserveMethods {
  public:
@@ -59,61 +42,54 @@ class KserveService final : public KserveMethods {
         shm_(shm),
         tenants_(std::move(tenants)) {}
 
-  grpc::ServerUnaryReactor* ServerLive(grpc::CallbackServerContext* context,
-                                       const inference::ServerLiveRequest* request,
-                                       inference::ServerLiveResponse* response) override;
-  grpc::ServerUnaryReactor* ServerReady(grpc::CallbackServerContext* context,
-                                        const inference::ServerReadyRequest* request,
-                                        inference::ServerReadyResponse* response) override;
-  grpc::ServerUnaryReactor* ModelReady(grpc::CallbackServerContext* context,
-                                       const inference::ModelReadyRequest* request,
-                                       inference::ModelReadyResponse* response) override;
-  grpc::ServerUnaryReactor* ServerMetadata(grpc::CallbackServerContext* context,
-                                           const inference::ServerMetadataRequest* request,
-                                           inference::ServerMetadataResponse* response) override;
-  grpc::ServerUnaryReactor* ModelMetadata(grpc::CallbackServerContext* context,
-                                          const inference::ModelMetadataRequest* request,
-                                          inference::ModelMetadataResponse* response) override;
-  grpc::ServerUnaryReactor* ModelConfig(grpc::CallbackServerContext* context,
-                                        const inference::ModelConfigRequest* request,
-                                        inference::ModelConfigResponse* response) override;
-  grpc::ServerUnaryReactor* ModelStatistics(grpc::CallbackServerContext* context,
-                                            const inference::ModelStatisticsRequest* request,
-                                            inference::ModelStatisticsResponse* response) override;
-  grpc::ServerUnaryReactor* RepositoryIndex(grpc::CallbackServerContext* context,
-                                            const inference::RepositoryIndexRequest* request,
-                                            inference::RepositoryIndexResponse* response) override;
+  grpc::Status ServerLive(grpc::ServerContext* context, const inference::ServerLiveRequest* request,
+                          inference::ServerLiveResponse* response) override;
+  grpc::Status ServerReady(grpc::ServerContext* context,
+                           const inference::ServerReadyRequest* request,
+                           inference::ServerReadyResponse* response) override;
+  grpc::Status ModelReady(grpc::ServerContext* context, const inference::ModelReadyRequest* request,
+                          inference::ModelReadyResponse* response) override;
+  grpc::Status ServerMetadata(grpc::ServerContext* context,
+                              const inference::ServerMetadataRequest* request,
+                              inference::ServerMetadataResponse* response) override;
+  grpc::Status ModelMetadata(grpc::ServerContext* context,
+                             const inference::ModelMetadataRequest* request,
+                             inference::ModelMetadataResponse* response) override;
+  grpc::Status ModelConfig(grpc::ServerContext* context,
+                           const inference::ModelConfigRequest* request,
+                           inference::ModelConfigResponse* response) override;
+  grpc::Status ModelStatistics(grpc::ServerContext* context,
+                               const inference::ModelStatisticsRequest* request,
+                               inference::ModelStatisticsResponse* response) override;
+  grpc::Status RepositoryIndex(grpc::ServerContext* context,
+                               const inference::RepositoryIndexRequest* request,
+                               inference::RepositoryIndexResponse* response) override;
 
   // Of shared memory: kserve_memory.cc.
-  grpc::ServerUnaryReactor* SystemSharedMemoryStatus(
-      grpc::CallbackServerContext* context,
-      const inference::SystemSharedMemoryStatusRequest* request,
+  grpc::Status SystemSharedMemoryStatus(
+      grpc::ServerContext* context, const inference::SystemSharedMemoryStatusRequest* request,
       inference::SystemSharedMemoryStatusResponse* response) override;
-  grpc::ServerUnaryReactor* SystemSharedMemoryRegister(
-      grpc::CallbackServerContext* context,
-      const inference::SystemSharedMemoryRegisterRequest* request,
+  grpc::Status SystemSharedMemoryRegister(
+      grpc::ServerContext* context, const inference::SystemSharedMemoryRegisterRequest* request,
       inference::SystemSharedMemoryRegisterResponse* response) override;
-  grpc::ServerUnaryReactor* SystemSharedMemoryUnregister(
-      grpc::CallbackServerContext* context,
-      const inference::SystemSharedMemoryUnregisterRequest* request,
+  grpc::Status SystemSharedMemoryUnregister(
+      grpc::ServerContext* context, const inference::SystemSharedMemoryUnregisterRequest* request,
       inference::SystemSharedMemoryUnregisterResponse* response) override;
-  grpc::ServerUnaryReactor* CudaSharedMemoryStatus(
-      grpc::CallbackServerContext* context, const inference::CudaSharedMemoryStatusRequest* request,
-      inference::CudaSharedMemoryStatusResponse* response) override;
-  grpc::ServerUnaryReactor* CudaSharedMemoryRegister(
-      grpc::CallbackServerContext* context,
-      const inference::CudaSharedMemoryRegisterRequest* request,
+  grpc::Status CudaSharedMemoryStatus(grpc::ServerContext* context,
+                                      const inference::CudaSharedMemoryStatusRequest* request,
+                                      inference::CudaSharedMemoryStatusResponse* response) override;
+  grpc::Status CudaSharedMemoryRegister(
+      grpc::ServerContext* context, const inference::CudaSharedMemoryRegisterRequest* request,
       inference::CudaSharedMemoryRegisterResponse* response) override;
-  grpc::ServerUnaryReactor* CudaSharedMemoryUnregister(
-      grpc::CallbackServerContext* context,
-      const inference::CudaSharedMemoryUnregisterRequest* request,
+  grpc::Status CudaSharedMemoryUnregister(
+      grpc::ServerContext* context, const inference::CudaSharedMemoryUnregisterRequest* request,
       inference::CudaSharedMemoryUnregisterResponse* response) override;
 
  private:
   // The way to shared memory of a call's caller.
-  ShmOfCall ShmOfContext(const grpc::CallbackServerContext& context) const;
+  ShmOfCall ShmOfContext(const grpc::ServerContext& context) const;
   // Ends the call: `status`, and what is in its response.
-  grpc::ServerUnaryReactor* End(grpc::CallbackServerContext& context, const absl::Status& status);
+  grpc::Status End(grpc::ServerContext& context, const absl::Status& status);
   bool is_ready() const { return readiness_() == Readiness::kReady; }
 
   const std::function<Readiness()> readiness_;

@@ -19,19 +19,20 @@ absl::Status Draining() { return absl::UnavailableError("the server is draining"
 
 }  // namespace
 
-grpc::ServerGenericBidiReactor* KserveStreamCall::Start(
-    const ComputeParts& parts, StreamShares& shares, grpc::GenericCallbackServerContext* context) {
-  const std::shared_ptr<KserveStreamCall> call(new KserveStreamCall(parts, shares, context));
+void KserveStreamCall::Start(const ComputeParts& parts, StreamShares& shares,
+                             std::unique_ptr<RawStream> stream) {
+  const std::shared_ptr<KserveStreamCall> call(
+      new KserveStreamCall(parts, shares, std::move(stream)));
   call->self_ = call;
   call->Admit();
   PassBaton(call.get());
-  return call.get();
+  call->Begun();
 }
 
 void KserveStreamCall::Admit() {
   begun_ = parts_.clock->Now();
-  deadline_ = ToSteady(context_->deadline(), begun_);
-  caller_ = CallerOf(context_->peer(), context_->client_metadata(), parts_.tenants);
+  deadline_ = ToSteady(context().deadline(), begun_);
+  caller_ = CallerOf(context().peer(), context().client_metadata(), parts_.tenants);
   absl::Status status = TakeShare();
   const auto self = shared_from_this();
   if (status.ok() && !parts_.gate->Watch(this, [self] { self->StopReading(Draining()); })) {
@@ -47,7 +48,7 @@ void KserveStreamCall::Admit() {
     parts_.metrics->CountCall(kTransport);
     parts_.metrics->CountReceived(kTransport, 0);
     CountFailure(parts_, status, Stage::kReceive, parts_.clock->Now() - begun_,
-                 context_->client_metadata());
+                 context().client_metadata());
     return StopReading(status);
   }
   ticket_.store(ticket, std::memory_order_release);
@@ -62,9 +63,9 @@ void KserveStreamCall::Admit() {
 
 absl::Status KserveStreamCall::TakeShare() {
   declared_bytes_ = std::min(shares_.undeclared_bytes, parts_.limits.max_message_bytes);
-  if (context_->client_metadata().count(kRequestBytesKey) > 0) {
+  if (context().client_metadata().count(kRequestBytesKey) > 0) {
     const absl::StatusOr<int64_t> declared =
-        DeclaredBytes(context_->client_metadata(), parts_.limits.max_message_bytes);
+        DeclaredBytes(context().client_metadata(), parts_.limits.max_message_bytes);
     if (!declared.ok()) return declared.status();
     declared_bytes_ = *declared;
   }
@@ -109,7 +110,7 @@ void KserveStreamCall::OnReadDone(bool ok) {
 
 void KserveStreamCall::TakeMessage() {
   const auto turn = std::make_shared<Turn>(
-      ShmOf(parts_.shm, context_->peer(), context_->client_metadata(), parts_.tenants));
+      ShmOf(parts_.shm, context().peer(), context().client_metadata(), parts_.tenants));
   turn->arrival = parts_.clock->Now();
   turn->deadline = deadline_;
   if (parts_.default_deadline_ms > 0) {
@@ -216,7 +217,7 @@ void KserveStreamCall::JobDone(const TurnPtr& turn, const Request& request,
     const bool gone = cancelled_ && absl::IsCancelled(answer.status());
     return Fail(*turn, gone ? Gone() : answer.status(), stage);
   }
-  CountAnswer(parts_, kTransport, request, context_->client_metadata(), *answer);
+  CountAnswer(parts_, kTransport, request, context().client_metadata(), *answer);
   turn->timing = answer->timing;
   turn->batch_size = answer->batch_size;
   turn->shared_outputs = turn->inference.TakeSharedOutputs(*answer);
@@ -239,7 +240,7 @@ void KserveStreamCall::Place(Turn& turn) {
 void KserveStreamCall::Fail(Turn& turn, const absl::Status& status, Stage stage) {
   CountReceived(turn, 0);
   CountFailure(parts_, status, stage, parts_.clock->Now() - turn.arrival,
-               context_->client_metadata());
+               context().client_metadata());
   const grpc::Slice slice(turn.inference.EncodeFailure(status));
   turn.message = grpc::ByteBuffer(&slice, 1);
   Ready(turn);
@@ -290,7 +291,7 @@ void KserveStreamCall::Advance() {
         Drop(*turn);
         break;
       case Step::kFinish:
-        return Finish(ToGrpcStatus(WhyEnded(), *context_));
+        return Finish(ToGrpcStatus(WhyEnded(), context()));
     }
     MutexLock lock(mutex_);
     asking_ = false;
@@ -321,7 +322,7 @@ void KserveStreamCall::Write(Turn& turn) {
   }
   outgoing_.Swap(&turn.message);
   PassBaton(this);
-  StartWrite(&outgoing_);
+  StartWrite(outgoing_);
 }
 
 void KserveStreamCall::OnWriteDone(bool ok) {
@@ -342,7 +343,7 @@ void KserveStreamCall::OnWriteDone(bool ok) {
 void KserveStreamCall::Drop(Turn& turn) {
   if (turn.is_answer) {
     CountFailure(parts_, Gone(), Stage::kDone, parts_.clock->Now() - turn.arrival,
-                 context_->client_metadata());
+                 context().client_metadata());
   }
   {
     MutexLock lock(mutex_);

@@ -2,17 +2,17 @@
 #ifndef ATTND_SERVER_SERVICES_KSERVE_STREAM_CALL_H_
 #define ATTND_SERVER_SERVICES_KSERVE_STREAM_CALL_H_
 
-#include <grpcpp/generic/async_generic_service.h>
-
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <utility>
 
 #include "kernels/sync.h"
 #include "server/job.h"
 #include "server/memory/receive_budget.h"
 #include "server/services/call_facts.h"
 #include "server/services/compute_parts.h"
+#include "server/services/raw_call.h"
 #include "server/wire/kserve.h"
 
 namespace attnd::server {
@@ -45,19 +45,14 @@ struct StreamShares {
 //  1. The first turn that is not over is the first in turns_; answers leave in this order.
 //  2. One thread at a time asks gRPC for something (asking_); whoever changes the state while it
 //     does leaves the next thing to it. So nothing is asked for after the call's end.
-class KserveStreamCall final : public grpc::ServerGenericBidiReactor,
+class KserveStreamCall final : public RawCall,
                                public std::enable_shared_from_this<KserveStreamCall> {
  public:
   static constexpr size_t kMaxTurns = 16;
 
-  // The reactor that gRPC wants, already admitted or ended. `parts` and `shares` outlive it.
-  static grpc::ServerGenericBidiReactor* Start(const ComputeParts& parts, StreamShares& shares,
-                                               grpc::GenericCallbackServerContext* context);
-
-  void OnReadDone(bool ok) override;
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override;
-  void OnDone() override;
+  // Admits a call, or ends it. `parts` and `shares` outlive it.
+  static void Start(const ComputeParts& parts, StreamShares& shares,
+                    std::unique_ptr<RawStream> stream);
 
  private:
   // One request's. Whoever works on it owns it, until it is ready; then it is the call's.
@@ -82,8 +77,13 @@ class KserveStreamCall final : public grpc::ServerGenericBidiReactor,
   enum class Step { kNone, kRead, kWrite, kDrop, kFinish };
 
   KserveStreamCall(const ComputeParts& parts, StreamShares& shares,
-                   grpc::GenericCallbackServerContext* context)
-      : parts_(parts), shares_(shares), context_(context) {}
+                   std::unique_ptr<RawStream> stream)
+      : RawCall(std::move(stream)), parts_(parts), shares_(shares) {}
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
 
   void Admit();
   absl::Status TakeShare();
@@ -120,7 +120,6 @@ class KserveStreamCall final : public grpc::ServerGenericBidiReactor,
 
   const ComputeParts& parts_;
   StreamShares& shares_;
-  grpc::GenericCallbackServerContext* const context_;
   std::shared_ptr<KserveStreamCall> self_;  // until OnDone
   Caller caller_;
   TimePoint begun_{};

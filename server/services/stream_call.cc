@@ -153,11 +153,11 @@ void StreamCall::SendAnswer(const Request& request, Answer answer) {
 void StreamCall::WriteNext() {
   if (NextMessage(outgoing_)) {
     PassBaton(this);
-    return StartWrite(&outgoing_);
+    return StartWrite(outgoing_);
   }
   const grpc::Status ok = CountedOk();
   PassBaton(this);
-  StartWriteAndFinish(&outgoing_, grpc::WriteOptions(), ok);
+  StartWriteAndFinish(outgoing_, ok);
 }
 
 // False if this is the last one.

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/types/optional.h"
 #include "server/services/compute_call.h"
@@ -31,10 +32,8 @@ namespace attnd::server {
 // gRPC's deadline or the server's own.
 class StreamCall final : public ComputeCall {
  public:
-  StreamCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
-      : ComputeCall(parts, context) {}
-
-  void OnWriteDone(bool ok) override;
+  StreamCall(const ComputeParts& parts, std::unique_ptr<RawStream> stream)
+      : ComputeCall(parts, std::move(stream)) {}
 
  private:
   // What is left of an answer's tensor; its memory goes back with the last slice of it.
@@ -46,6 +45,7 @@ class StreamCall final : public ComputeCall {
 
   void OnMessage() override;
   void OnCallerClosed() override;
+  void OnWriteDone(bool ok) override;
   void SendAnswer(const Request& request, Answer answer) override;
   const char* transport() const override { return "stream"; }
   void Drop() override;

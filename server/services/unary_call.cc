@@ -95,7 +95,7 @@ void UnaryCall::Send() {
   }
   const grpc::Status ok = CountedOk();
   PassBaton(this);
-  StartWriteAndFinish(&outgoing_, grpc::WriteOptions(), ok);
+  StartWriteAndFinish(outgoing_, ok);
 }
 
 absl::StatusOr<std::unique_ptr<Request>> V1UnaryCall::DecodeMessage(

@@ -3,6 +3,7 @@
 #define ATTND_SERVER_SERVICES_UNARY_CALL_H_
 
 #include <memory>
+#include <utility>
 
 #include "server/services/compute_call.h"
 #include "server/wire/kserve.h"
@@ -13,8 +14,8 @@ namespace attnd::server {
 // small nobody waits: that is a read more, and its event.
 class UnaryCall : public ComputeCall {
  protected:
-  UnaryCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
-      : ComputeCall(parts, context) {}
+  UnaryCall(const ComputeParts& parts, std::unique_ptr<RawStream> stream)
+      : ComputeCall(parts, std::move(stream)) {}
 
   // What tells one method from another: its messages. The type of the request's, ...
   virtual const char* message_name() const = 0;
@@ -55,8 +56,8 @@ class UnaryCall : public ComputeCall {
 // Of attnd.v1's Compute.
 class V1UnaryCall final : public UnaryCall {
  public:
-  V1UnaryCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
-      : UnaryCall(parts, context) {}
+  V1UnaryCall(const ComputeParts& parts, std::unique_ptr<RawStream> stream)
+      : UnaryCall(parts, std::move(stream)) {}
 
  private:
   const char* message_name() const override { return "ComputeRequest"; }
@@ -69,9 +70,10 @@ class V1UnaryCall final : public UnaryCall {
 // Of the Open Inference Protocol's ModelInfer.
 class KserveUnaryCall final : public UnaryCall {
  public:
-  KserveUnaryCall(const ComputeParts& parts, grpc::GenericCallbackServerContext* context)
-      : UnaryCall(parts, context),
-        inference_(ShmOf(parts.shm, context->peer(), context->client_metadata(), parts.tenants)) {}
+  KserveUnaryCall(const ComputeParts& parts, std::unique_ptr<RawStream> stream)
+      : UnaryCall(parts, std::move(stream)),
+        inference_(ShmOf(parts.shm, context().peer(), context().client_metadata(), parts.tenants)) {
+  }
 
  private:
   const char* message_name() const override { return "ModelInferRequest"; }

@@ -5,10 +5,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/service/harness.h"
@@ -38,6 +40,8 @@ class Watch {
     std::string message;
     return stream_.Read(&message) ? message : "(end)";
   }
+  void Cancel() { stream_.Cancel(); }
+  grpc::Status Finish() { return stream_.Finish(); }
 
  private:
   RawStream stream_;
@@ -48,6 +52,97 @@ std::string Check(const TestServer& server, const std::string& service) {
   stream.Write(HealthRequest(service));
   std::string message;
   return stream.Read(&message) ? message : "(end)";
+}
+
+TEST(HealthTest, ListTellsOfAllServices) {
+  TestServer server;
+  RawStream stream(server.channel(), "/grpc.health.v1.Health/List");
+  stream.Write("");
+  std::string message;
+  ASSERT_TRUE(stream.Read(&message));
+  // An entry of the map: field 1, the service; field 2, its status.
+  const auto entry = [](const std::string& service) {
+    const std::string pair =
+        absl::StrCat("\x0a", std::string(1, service.size()), service, "\x12", "\x02", kServing);
+    return absl::StrCat("\x0a", std::string(1, pair.size()), pair);
+  };
+  EXPECT_EQ(message.substr(0, 2), "\x0a\x06") << "the whole server's";
+  EXPECT_THAT(message, HasSubstr(entry(kService)));
+  EXPECT_THAT(message, HasSubstr(entry("inference.GRPCInferenceService")));
+  EXPECT_TRUE(stream.Finish().ok());
+}
+
+TEST(HealthTest, AnUnknownServiceIsNotFoundAndWatchedUntilThereIsOne) {
+  TestServer server;
+  RawStream check(server.channel(), "/grpc.health.v1.Health/Check");
+  check.Write(HealthRequest("another"));
+  const grpc::Status status = check.Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_THAT(status.error_message(), HasSubstr("another"));
+  Watch watch(server, "another");
+  EXPECT_EQ(watch.Next(), "\x08\x03");  // SERVICE_UNKNOWN
+}
+
+TEST(HealthTest, WhatIsNoRequestIsRefused) {
+  TestServer server;
+  for (const char* method : {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}) {
+    // Cut off; a name of the wrong type; a name that goes on for ever; none at all.
+    for (const std::string& message :
+         {std::string("\x0a"),
+          std::string("\x0a\x05"
+                      "ab"),
+          std::string("\x0a\xff\xff\xff\xff\x0f"), std::string("\x0b")}) {
+      RawStream stream(server.channel(), method);
+      stream.Write(message);
+      EXPECT_EQ(stream.Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT) << method;
+    }
+    EXPECT_EQ(RawStream(server.channel(), method).Finish().error_code(),
+              grpc::StatusCode::INVALID_ARGUMENT)
+        << method;
+  }
+  EXPECT_EQ(Check(server, ""), kServing);
+}
+
+TEST(HealthTest, WatchersComeAndGo) {
+  TestServer server;
+  for (int i = 0; i < 200; ++i) {
+    Watch watch(server, i % 2 == 0 ? "" : kService);
+    if (i % 3 != 0) {
+      EXPECT_EQ(watch.Next(), kServing);
+    }
+    watch.Cancel();
+    EXPECT_EQ(watch.Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  Watch stays(server, "");
+  EXPECT_EQ(stays.Next(), kServing);
+  std::thread drain([&] { server->Drain(); });
+  EXPECT_EQ(stays.Next(), kNotServing);
+  drain.join();
+}
+
+// Several threads that serve connections, which look for more before they sleep.
+TEST(LifeTest, EveryConnectionIsServedByWhicheverThread) {
+  server::ServerOptions options = TestOptions();
+  options.io_threads = 3;
+  options.busy_poll_us = 2000;
+  TestServer server(options);
+  const v1::ComputeRequest request = MakeRequest({});
+  std::vector<std::thread> callers;
+  std::atomic<int> answered{0};
+  for (int i = 0; i < 8; ++i) {
+    callers.emplace_back([&] {
+      const auto channel = server.NewChannel();
+      const auto stub = v1::AttentionService::NewStub(channel);
+      for (int call = 0; call < 20; ++call) {
+        grpc::ClientContext context;
+        v1::ComputeResponse response;
+        answered += stub->Compute(&context, request, &response).ok();
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(answered, 160);
+  EXPECT_TRUE(server->Drain());
 }
 
 TEST(LifeTest, AReadyServerSaysSoEverywhere) {

@@ -271,6 +271,23 @@ TEST(DefaultArenaTest, HoldsTheLargestStreamWhereTheMachineCan) {
   EXPECT_EQ(DefaultArenaBytes(kGib, kGib / 4, /*has_gpu=*/false), kGib / 4 * 3);
 }
 
+TEST(FillInTest, ThreadsThatServeConnections) {
+  EXPECT_EQ(DefaultIoThreads(1), 1);
+  EXPECT_EQ(DefaultIoThreads(2), 1);
+  EXPECT_EQ(DefaultIoThreads(8), 4);
+  EXPECT_EQ(DefaultIoThreads(256), 8);
+  ServerOptions options;
+  EXPECT_GE(FillIn(options, false).io_threads, 1);
+  EXPECT_EQ(FillIn(options, false).busy_poll_us, 0);
+  EXPECT_GE(FillIn(options, true).busy_poll_us, 0);
+  options.io_threads = 5;
+  options.busy_poll_us = 7;
+  EXPECT_EQ(FillIn(options, true).io_threads, 5);
+  EXPECT_EQ(FillIn(options, true).busy_poll_us, 7);
+  options.busy_poll_us = -2;
+  EXPECT_FALSE(Validate(options).ok());
+}
+
 TEST(DefaultArenaTest, WhatIsAskedForStays) {
   ServerOptions options;
   options.arena_bytes = 1000 << 20;
