@@ -14,6 +14,7 @@
 #include "client/encode.h"
 #include "client/loop.h"
 #include "client/retry.h"
+#include "client/try.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "kernels/sync.h"
@@ -66,7 +67,7 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   using Sink = std::function<void(Reply)>;
 
   // With a busy_poll the first try goes on in Poll alone, which looks for its answer so long before
-  // it sleeps. Poll is then to be called until it has been true.
+  // it sleeps; but for long streams. Poll is then to be called until it has been true.
   static std::shared_ptr<ComputeCall> Start(
       std::shared_ptr<Core> core, EncodedRequest request, const ExpectedAnswer& expected,
       absl::optional<absl::Duration> timeout, Sink sink,
@@ -78,17 +79,6 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   bool Poll(std::chrono::steady_clock::time_point until);
 
  private:
-  class Try;
-  class UnaryTry;
-  class PolledTry;
-  class StreamTry;
-
-  // What a try brings home.
-  struct Answer {
-    grpc::ByteBuffer message;
-    std::shared_ptr<StreamedAnswer> streamed;
-  };
-
   // Whoever holds it keeps the call from ending: the call until it has its outcome, and each piece
   // of a message that gRPC may still read.
   struct End {
@@ -103,6 +93,10 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
 
   void StartTry(absl::optional<absl::Duration> busy_poll = absl::nullopt)
       ABSL_LOCKS_EXCLUDED(mutex_);
+  // A polled one, where it may be, with a busy_poll.
+  std::unique_ptr<Try> NewTry(const std::shared_ptr<grpc::ClientContext>& context,
+                              absl::optional<absl::Duration> busy_poll)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnTryDone(std::unique_ptr<Try> done, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // How long to wait before the next try, if there is to be one.
   absl::optional<absl::Duration> WaitBeforeRetry(const grpc::ClientContext& context,

@@ -1,5 +1,6 @@
 #include "client/encode.h"
 
+#include <algorithm>
 #include <functional>
 #include <iterator>
 
@@ -274,34 +275,63 @@ absl::StatusOr<EncodedRequest> Encode(const AttentionRequest& request) {
   return encoded;
 }
 
+namespace {
+
+// Of a payload, as it is sent: borrowed, or a copy where it is small.
+grpc::Slice ToSlice(const void* data, int64_t size_bytes, const std::shared_ptr<void>& keep) {
+  if (size_bytes <= kCopiedBytes) return grpc::Slice(data, static_cast<size_t>(size_bytes));
+  return Borrow(data, size_bytes, keep);
+}
+
+}  // namespace
+
 grpc::ByteBuffer ToMessage(const EncodedRequest& request, const std::shared_ptr<void>& keep) {
   std::vector<grpc::Slice> slices;
   slices.reserve(6);
   for (int i = 0; i < 3; ++i) {
     slices.emplace_back(request.frames[i]);
     if (request.payload_bytes[i] == 0) continue;
-    if (request.payload_bytes[i] <= kCopiedBytes) {
-      slices.emplace_back(request.payloads[i], static_cast<size_t>(request.payload_bytes[i]));
-    } else {
-      slices.push_back(Borrow(request.payloads[i], request.payload_bytes[i], keep));
-    }
+    slices.push_back(ToSlice(request.payloads[i], request.payload_bytes[i], keep));
   }
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-grpc::ByteBuffer ToChunk(const EncodedRequest& request, int operand, int64_t offset_bytes,
-                         int64_t size_bytes, const std::shared_ptr<void>& keep) {
+grpc::ByteBuffer StreamMessages::Next() {
+  grpc::ByteBuffer message;
+  if (has_header_) {
+    message = NextChunk();
+  } else {
+    const grpc::Slice header(request_->stream_header);
+    message = grpc::ByteBuffer(&header, 1);
+    has_header_ = true;
+  }
+  while (operand_ < 3 && offset_bytes_ == request_->payload_bytes[operand_]) {
+    ++operand_;
+    offset_bytes_ = 0;
+  }
+  return message;
+}
+
+grpc::ByteBuffer StreamMessages::NextChunk() {
+  const int64_t size_bytes =
+      std::min(kChunkBytes, request_->payload_bytes[operand_] - offset_bytes_);
   v1::Chunk chunk;
-  chunk.set_operand(static_cast<v1::Operand>(v1::OPERAND_Q + operand));
-  chunk.set_offset_bytes(offset_bytes);
+  chunk.set_operand(static_cast<v1::Operand>(v1::OPERAND_Q + operand_));
+  chunk.set_offset_bytes(offset_bytes_);
   const std::string inside =
       chunk.SerializeAsString() + LengthDelimitedTag(v1::Chunk::kDataFieldNumber, size_bytes);
   const std::string head = LengthDelimitedTag(v1::ComputeStreamRequest::kChunkFieldNumber,
                                               static_cast<int64_t>(inside.size()) + size_bytes) +
                            inside;
-  const auto* const data = static_cast<const char*>(request.payloads[operand]) + offset_bytes;
-  const grpc::Slice slices[2] = {grpc::Slice(head), Borrow(data, size_bytes, keep)};
+  const auto* const data = static_cast<const char*>(request_->payloads[operand_]) + offset_bytes_;
+  const grpc::Slice slices[2] = {grpc::Slice(head), ToSlice(data, size_bytes, keep_)};
+  offset_bytes_ += size_bytes;
   return grpc::ByteBuffer(slices, 2);
+}
+
+void StreamMessages::LetGo() {
+  keep_.reset();
+  operand_ = 3;
 }
 
 }  // namespace attnd::client

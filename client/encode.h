@@ -53,14 +53,35 @@ absl::StatusOr<EncodedRequest> Encode(const AttentionRequest& request);
 // every copy of `keep` that the message holds is gone, which can be later than the call's end.
 grpc::ByteBuffer ToMessage(const EncodedRequest& request, const std::shared_ptr<void>& keep);
 
-// A chunk of a stream, over the payload's own memory as in ToMessage; operand 0 to 2: q, k, v.
-grpc::ByteBuffer ToChunk(const EncodedRequest& request, int operand, int64_t offset_bytes,
-                         int64_t size_bytes, const std::shared_ptr<void>& keep);
-
 // A message of a stream is at most this large: a chunk of 1 MiB and what stands before it, or the
 // largest header that servers take.
 inline constexpr int64_t kChunkBytes = int64_t{1} << 20;
 inline constexpr int64_t kMaxStreamMessageBytes = kChunkBytes + 64;
+
+// What a stream sends, one message after another: its header, then its payload in chunks. Not
+// thread-safe.
+class StreamMessages {
+ public:
+  // `request` outlives it; `keep` as in ToMessage, over whose memory chunks lie like messages.
+  StreamMessages(const EncodedRequest& request, std::shared_ptr<void> keep)
+      : request_(&request), keep_(std::move(keep)) {}
+
+  // After the last message; never at the beginning.
+  bool at_end() const { return operand_ == 3; }
+  // Not at the end.
+  grpc::ByteBuffer Next();
+  // Gives up `keep`; there is no message after that.
+  void LetGo();
+
+ private:
+  grpc::ByteBuffer NextChunk();
+
+  const EncodedRequest* request_;
+  std::shared_ptr<void> keep_;
+  bool has_header_ = false;
+  int operand_ = 0;  // of the next chunk: q, k, v
+  int64_t offset_bytes_ = 0;
+};
 
 // What a request expects of its answer.
 struct ExpectedAnswer {

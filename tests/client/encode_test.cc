@@ -133,6 +133,78 @@ TEST(Encode, SmallPayloadsAreCopied) {
   EXPECT_TRUE(held.expired());
 }
 
+std::vector<v1::ComputeStreamRequest> AllOf(StreamMessages messages) {
+  std::vector<v1::ComputeStreamRequest> all;
+  while (!messages.at_end()) {
+    const grpc::ByteBuffer message = messages.Next();
+    EXPECT_LE(static_cast<int64_t>(message.Length()), kMaxStreamMessageBytes);
+    EXPECT_TRUE(all.emplace_back().ParseFromString(Flatten(message)));
+  }
+  return all;
+}
+
+TEST(StreamMessages, AreTheHeaderAndEveryByteOnceInChunks) {
+  std::vector<float> q(700'000), kv(3);  // 2.7 MiB: three chunks, and one each
+  for (size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i % 8191);
+  AttentionRequest request;
+  request.q = {DType::kFloat32, {1, 1, 700'000, 1}, q.data()};
+  request.k = request.v = {DType::kFloat32, {1, 1, 3, 1}, kv.data()};
+  request.transport = Transport::kStream;
+  request.request_id = "seven";
+  const auto encoded = Encode(request);
+  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  const auto all = AllOf(StreamMessages(*encoded, nullptr));
+  ASSERT_EQ(all.size(), 6u);
+  EXPECT_EQ(all[0].header().request_id(), "seven");
+  std::string bytes[3];
+  for (size_t i = 1; i < all.size(); ++i) {
+    ASSERT_TRUE(all[i].has_chunk());
+    std::string& to = bytes[all[i].chunk().operand() - v1::OPERAND_Q];
+    EXPECT_EQ(all[i].chunk().offset_bytes(), static_cast<int64_t>(to.size()));
+    to += all[i].chunk().data();
+  }
+  EXPECT_EQ(bytes[0], std::string(reinterpret_cast<const char*>(q.data()), q.size() * 4));
+  EXPECT_EQ(bytes[1].size(), 12u);
+  EXPECT_EQ(bytes[2].size(), 12u);
+}
+
+TEST(StreamMessages, EmptyTensorsHaveNoChunks) {
+  const std::vector<float> data(4);
+  AttentionRequest request = SmallRequest(data);
+  request.transport = Transport::kStream;
+  request.q.shape[2] = 0;
+  auto encoded = Encode(request);
+  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  auto all = AllOf(StreamMessages(*encoded, nullptr));
+  ASSERT_EQ(all.size(), 3u);
+  EXPECT_EQ(all[1].chunk().operand(), v1::OPERAND_K);
+  request.k.shape[2] = request.v.shape[2] = 0;
+  encoded = Encode(request);
+  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  EXPECT_EQ(AllOf(StreamMessages(*encoded, nullptr)).size(), 1u);
+}
+
+TEST(StreamMessages, ChunksAreKeptUntilGrpcLetsGoAndSmallOnesCopied) {
+  const std::vector<float> data(4096);
+  AttentionRequest request = SmallRequest(data);
+  request.q.shape = {1, 1, 2048, 2};
+  request.transport = Transport::kStream;
+  const auto encoded = Encode(request);
+  ASSERT_TRUE(encoded.ok()) << encoded.status();
+  auto keep = std::make_shared<int>(0);
+  const std::weak_ptr<int> held = keep;
+  StreamMessages messages(*encoded, std::move(keep));
+  messages.Next();
+  grpc::ByteBuffer q = messages.Next();
+  grpc::ByteBuffer k = messages.Next();
+  messages.LetGo();
+  EXPECT_TRUE(messages.at_end());
+  EXPECT_FALSE(held.expired());
+  q.Clear();
+  EXPECT_TRUE(held.expired());  // k is a copy
+  EXPECT_GT(k.Length(), 16u);
+}
+
 TEST(Encode, RefusesWhatCannotBeSent) {
   const std::vector<float> data(4);
   AttentionRequest request = SmallRequest(data);

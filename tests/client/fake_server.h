@@ -73,11 +73,18 @@ class FakeServer final : public v1::AttentionService::Service {
     return handler_ ? handler_(context, *request, response) : Echo(*request, response);
   }
 
+  // From now on streams end like this when their header is there, and read no more.
+  void EndStreamsEarly(const grpc::Status& status) {
+    early_ = status;
+    ends_early_ = true;
+  }
+
   // The same handler; the answer in chunks that are small, and come last first.
   grpc::Status ComputeStream(grpc::ServerContext* context, Stream* stream) override {
     ++streams_;
     v1::ComputeRequest request;
     for (v1::ComputeStreamRequest part; stream->Read(&part);) {
+      if (ends_early_) return early_;
       if (part.has_header()) *request.mutable_header() = part.header();
       if (!part.has_chunk()) continue;
       std::string* const operands[] = {request.mutable_q(), request.mutable_k(),
@@ -130,6 +137,8 @@ class FakeServer final : public v1::AttentionService::Service {
   const Handler handler_;
   std::atomic<int> calls_{0};
   std::atomic<int> streams_{0};
+  grpc::Status early_;
+  std::atomic<bool> ends_early_{false};
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
