@@ -23,7 +23,7 @@ void StreamCall::OnMessage() {
   if (!status.ok()) return End(status, Stage::kReceive);
   if (!has_header_) {
     has_header_ = true;
-    return Post(*parts_.decoders, [this, self = shared_from_this()] { TakeHeader(); });
+    return TakeHeader();
   }
   if (LeaveToCopying(Ahead::kMessage, status)) return;
   if (!status.ok()) return End(status, Stage::kReceive);
@@ -69,7 +69,15 @@ void StreamCall::TakeHeader() {
   const absl::Status status = ReadHeader();
   message_.Clear();
   if (!status.ok()) return End(status, Stage::kReceive);
-  ReadOn();
+  if (sizes_.total() <= kInlineBytes) {
+    // Without waiting, which this thread must not.
+    const absl::Status begun = BeginUpload();
+    if (!IsForWantOfRoom(begun)) return Begun(begun);
+  }
+  Post(*parts_.decoders, [this, self = shared_from_this()] {
+    Begun(WhenRoom([&] { return UpperBlockBytes(*parts_.payload_pool, sizes_.total()); },
+                   request_->deadline, [&] { return BeginUpload(); }));
+  });
 }
 
 absl::Status StreamCall::ReadHeader() {
@@ -80,21 +88,25 @@ absl::Status StreamCall::ReadHeader() {
   if (part->header == nullptr) {
     return absl::InvalidArgumentError("a stream begins with its header; this one with a chunk");
   }
-  wire::PayloadBytes sizes;
-  auto request = wire::CheckStream(*part->header, parts_.limits, parts_.clock->Now(), sizes);
+  auto request = wire::CheckStream(*part->header, parts_.limits, parts_.clock->Now(), sizes_);
   if (!request.ok()) return request.status();
-  absl::Status status = CheckStreamSize(sizes.total(), parts_.max_stream_bytes);
-  if (status.ok()) status = CompleteRequest(**request);
-  if (!status.ok()) return status;
-  return WhenRoom([&] { return UpperBlockBytes(*parts_.payload_pool, sizes.total()); },
-                  (*request)->deadline,
-                  [&] {
-                    auto upload = wire::Upload::Begin(*request, sizes, *parts_.payload_pool);
-                    if (!upload.ok()) return upload.status();
-                    MutexLock lock(upload_mutex_);
-                    upload_ = *std::move(upload);
-                    return absl::OkStatus();
-                  });
+  request_ = *std::move(request);
+  absl::Status status = CheckStreamSize(sizes_.total(), parts_.max_stream_bytes);
+  if (status.ok()) status = CompleteRequest(*request_);
+  return status;
+}
+
+absl::Status StreamCall::BeginUpload() {
+  auto upload = wire::Upload::Begin(request_, sizes_, *parts_.payload_pool);
+  if (!upload.ok()) return upload.status();
+  MutexLock lock(upload_mutex_);
+  upload_ = *std::move(upload);
+  return absl::OkStatus();
+}
+
+void StreamCall::Begun(const absl::Status& status) {
+  if (!status.ok()) return End(status, Stage::kReceive);
+  ReadOn();
 }
 
 absl::Status StreamCall::CopyChunk() {
@@ -145,8 +157,10 @@ absl::StatusOr<std::unique_ptr<Request>> StreamCall::FinishUpload() {
 
 void StreamCall::SendAnswer(const Request& request, Answer answer) {
   header_ = wire::EncodeStreamHeader(request, answer);
+  const int64_t answer_bytes = answer.o.size_bytes() + answer.lse.size_bytes();
   leaving_[0].buffer = std::make_shared<Buffer>(std::move(answer.o));
   leaving_[1].buffer = std::make_shared<Buffer>(std::move(answer.lse));
+  if (answer_bytes <= kSmallAnswerBytes) return WriteNext();
   PostSend([this, self = shared_from_this()] { WriteNext(); });
 }
 

@@ -54,8 +54,13 @@ class StreamCall final : public ComputeCall {
   // What came while a chunk was copied.
   enum class Ahead { kNothing, kMessage, kEnd };
 
+  // On gRPC's thread; a decoder waits for memory where that is not there at once.
   void TakeHeader();
+  // message_ to request_ and sizes_.
   absl::Status ReadHeader();
+  // RESOURCE_EXHAUSTED without a pushback if there is no room now.
+  absl::Status BeginUpload();
+  void Begun(const absl::Status& status);
   // Leaves what came to the thread that copies; false if there is none. `failed` is what copying
   // came to.
   bool LeaveToCopying(Ahead what, absl::Status& failed);
@@ -70,8 +75,11 @@ class StreamCall final : public ComputeCall {
   bool NextMessage(grpc::ByteBuffer& message);
 
   bool has_header_ = false;  // of the request
-  grpc::ByteBuffer chunk_;   // being copied
-  Mutex upload_mutex_;       // held while a chunk is copied
+  // From the header to the beginning of the upload; the sizes are its payload's.
+  std::unique_ptr<Request> request_;
+  wire::PayloadBytes sizes_;
+  grpc::ByteBuffer chunk_;  // being copied
+  Mutex upload_mutex_;      // held while a chunk is copied
   absl::optional<wire::Upload> upload_ ABSL_GUARDED_BY(upload_mutex_);  // from header to end
   Mutex copying_mutex_;
   bool copying_ ABSL_GUARDED_BY(copying_mutex_) = false;

@@ -324,6 +324,38 @@ TEST_F(SmallTest, LargerThanEveryBudgetButTheArenasAndManyAtOnce) {
   EXPECT_TRUE(IsIdle());
 }
 
+// What is decoded on gRPC's own thread waits for its memory elsewhere.
+TEST_F(SmallTest, AShortOneWaitsForMemoryInsteadOfFailing) {
+  const v1::ComputeRequest large =
+      MakeRequest({.q_heads = 1, .q_len = 8, .kv_len = 18000, .head_dim = 64});
+  const v1::ComputeRequest small =
+      MakeRequest({.q_heads = 1, .q_len = 8, .kv_len = 3500, .head_dim = 64});
+  const std::vector<std::string> messages = StreamMessages(small, 250000);
+  CallOptions options{.declare = CallOptions::Declare::kText, .declared_text = "300000"};
+  std::vector<std::thread> callers;
+  const auto begin = [&](const v1::ComputeRequest& request) {
+    callers.emplace_back([&] {
+      EXPECT_TRUE(IsRight(
+          ComputeStream(server_.NewChannel(), StreamMessages(request, 250000), options), request));
+    });
+  };
+  device_->Hold();
+  begin(large);
+  device_->WaitUntilHeld();
+  // 9 MiB of 12 are taken, and each of these takes 1.75.
+  begin(small);
+  begin(small);
+  EXPECT_TRUE(Eventually([&] { return server_.Metric("attnd_queue_requests") == 1; }));
+  CallOptions hurried = options;
+  hurried.timeout = milliseconds(100);
+  EXPECT_EQ(Stream(messages, hurried).code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(server_.Metric("attnd_queue_requests"), 1);
+  EXPECT_LT(server_.Metric("attnd_pool_used_bytes"), 12 << 20);
+  device_->Release();
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_TRUE(IsIdle());
+}
+
 TEST(StreamShutdown, S40EndsWithinTheGracePeriodWithAnOpenStream) {
   TestServer server;
   RawStream stream(server.channel(), kStreamMethod);
