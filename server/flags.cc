@@ -52,10 +52,9 @@ ABSL_FLAG(
     "Threads that serve connections, and calls that are short. 0: half of the processors, 1 to "
     "8. Negative: refused.");
 ABSL_FLAG(int64_t, busy_poll_us, Defaults().busy_poll_us,
-          "For so long, in microseconds, such a thread looks for more before it sleeps, keeping a "
-          "processor busy: an answer comes up to 200 us earlier. 0: not at all. -1: 5000 where "
-          "there is a "
-          "GPU and four processors or more, else 0.");
+          "For so long, in microseconds, such a thread and that of a GPU look for more before they "
+          "sleep, keeping a processor busy: an answer comes up to 200 us earlier. 0: not at all. "
+          "-1: 5000 where there is a GPU and four processors or more, else 0.");
 ABSL_FLAG(int64_t, max_queue_requests, Defaults().scheduler.max_queue_requests,
           "Requests that may wait for a device; more are refused. 0 and negative: refused.");
 ABSL_FLAG(

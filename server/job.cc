@@ -22,11 +22,17 @@ const char* StageName(Stage stage) {
   return "?";
 }
 
-Job::Job(std::unique_ptr<const Request> request, Done done)
+Job::Job(std::unique_ptr<Request> request, Done done)
     : request_(std::move(request)), done_(std::move(done)) {}
 
 Job::~Job() {
   Finish(absl::InternalError("the request was lost inside the server"), Stage::kQueue);
+}
+
+void Job::GiveInputsBack() {
+  for (Buffer* input : {&request_->q, &request_->k, &request_->v}) {
+    *input = Buffer::Lend(nullptr, input->size_bytes());
+  }
 }
 
 bool Job::Finish(absl::StatusOr<Answer> answer, Stage stage) {

@@ -29,7 +29,7 @@ class Job {
   // Called on whichever thread ends the job; must not block, and must not call into the scheduler.
   using Done = std::function<void(Job& job, absl::StatusOr<Answer> answer, Stage stage)>;
 
-  Job(std::unique_ptr<const Request> request, Done done);
+  Job(std::unique_ptr<Request> request, Done done);
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -44,6 +44,11 @@ class Job {
   void SetPredicted(Duration predicted) { predicted_ = predicted; }
   Duration predicted() const { return predicted_; }
 
+  // Gives the memory of q, k and v back, whose sizes stay: an answer on its way needs them no more,
+  // and its caller's next request may be here before this job is gone. By whoever finishes it with
+  // an answer, before it does.
+  void GiveInputsBack();
+
   bool Finish(absl::StatusOr<Answer> answer, Stage stage);
   bool finished() const { return finished_.load(std::memory_order_acquire); }
 
@@ -53,7 +58,7 @@ class Job {
   bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
 
  private:
-  const std::unique_ptr<const Request> request_;
+  const std::unique_ptr<Request> request_;
   Done done_;
   AtEnd at_end_;
   Duration predicted_{};

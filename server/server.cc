@@ -273,6 +273,7 @@ class Server::Impl {
       executor.on_device_lost = [this, &device](const absl::Status& status) {
         LoseDevice(device, status);
       };
+      executor.busy_poll = std::chrono::microseconds(options_.busy_poll_us);
       executors_.push_back(std::make_unique<Executor>(executor, &scheduler, &device,
                                                       &answer_memory_.pool, &clock_, &metrics_));
       lanes.push_back({&device, &scheduler, executors_.back().get()});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <fstream>
 #include <string>
@@ -62,6 +63,19 @@ class CpuDevice final : public Device {
  public:
   CpuDevice(std::unique_ptr<kernels::Backend> backend, DeviceDescription description)
       : backend_(std::move(backend)), description_(std::move(description)) {}
+
+  // Makes the scratch memory that most calls will ask for, pages and all: none of them waits for
+  // the system to bring it, or makes the heap grow around what was there before.
+  absl::Status Prepare() {
+    int64_t bytes = 0;
+    for (const auto dtype : {kernels::DType::kF32, kernels::DType::kF16, kernels::DType::kBF16}) {
+      bytes = std::max(bytes, WorkspaceBytesOfAllThreads(dtype));
+    }
+    const absl::StatusOr<void*> workspace = workspace_.Get(bytes);
+    if (!workspace.ok()) return workspace.status();
+    if (bytes > 0) std::memset(*workspace, 0, static_cast<size_t>(bytes));
+    return absl::OkStatus();
+  }
 
   const DeviceDescription& Describe() const override { return description_; }
 
@@ -148,6 +162,19 @@ class CpuDevice final : public Device {
     return tasks;
   }
 
+  // At head_dim 128, with work for every thread.
+  int64_t WorkspaceBytesOfAllThreads(kernels::DType dtype) const {
+    kernels::AttentionProblem problem;
+    problem.dtype = dtype;
+    problem.batch = 1;
+    problem.q_heads = problem.kv_heads = description_.processors;
+    problem.q_len = problem.kv_len = 1024;
+    problem.head_dim = 128;
+    problem.scale = kernels::DefaultScale(problem.head_dim);
+    const kernels::AttentionTask task = {problem, backend_->Plan(problem), {}};
+    return backend_->WorkspaceBytes({&task, 1});
+  }
+
   // All of them in one call of the backend.
   absl::Status Run(const std::vector<kernels::AttentionTask>& tasks) {
     if (tasks.empty()) return absl::OkStatus();
@@ -207,7 +234,9 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(absl::string_view backen
   description.backend = std::string(chosen->backend->Name());
   description.backend_reason = chosen->reason;
   if (!remark.empty()) absl::StrAppend(&description.backend_reason, "; ", remark);
-  return WrapCpuBackend(std::move(chosen->backend), std::move(description));
+  auto device = std::make_unique<CpuDevice>(std::move(chosen->backend), std::move(description));
+  if (absl::Status status = device->Prepare(); !status.ok()) return status;
+  return device;
 }
 
 }  // namespace attnd::server

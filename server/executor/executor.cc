@@ -37,6 +37,8 @@ constexpr unsigned long kTimerSlackNs = 1000;
 // so, before it sleeps: to be woken takes 20 to 70 us.
 constexpr int kIdleLooks = 2000;
 
+// Neither applies where it is told for how long to look (ExecutorOptions::busy_poll).
+
 // What is predicted to take no longer may run on the thread that brings it: that thread has other
 // calls to serve, and to hand a request to another thread and its answer to gRPC's costs as much.
 constexpr microseconds kMostHere{50};
@@ -165,7 +167,9 @@ class Executor::Impl {
     while (lost_.ok() && Fill()) {
       if (LookAtAll()) {
         idle_looks = 0;
-      } else if (!under_way_.empty() && ++idle_looks > kSpinLooks) {
+        StayAwake();
+      } else if (!under_way_.empty() && ++idle_looks > kSpinLooks &&
+                 clock_->Now() >= asleep_from_) {
         Nap();
       }
     }
@@ -173,12 +177,17 @@ class Executor::Impl {
     turn_.release();
   }
 
+  // From something new on.
+  void StayAwake() {
+    if (options_.busy_poll > Duration::zero()) asleep_from_ = clock_->Now() + options_.busy_poll;
+  }
+
   // The next batch; others may have the turn meanwhile.
   absl::optional<Batch> WaitForBatch() {
     turn_.release();
     absl::optional<Batch> batch;
     if (device_->max_batches() > 1) {
-      for (int look = 0; look < kIdleLooks && !batch; ++look) {
+      for (int look = 0; !batch && (look < kIdleLooks || clock_->Now() < asleep_from_); ++look) {
         std::this_thread::yield();
         batch = scheduler_->NextBatchBefore(TimePoint::min());
       }
@@ -422,6 +431,7 @@ class Executor::Impl {
     answer.device = device_->Describe().id;
     answer.batch_id = run.id;
     answer.batch_size = run.size;
+    done.job->GiveInputsBack();
     done.job->Finish(std::move(answer), Stage::kDone);
   }
 
@@ -451,10 +461,11 @@ class Executor::Impl {
   std::list<BatchRun> under_way_;  // in the order of beginning
   // When each stage was last seen done, by whichever batch.
   std::array<TimePoint, std::size(kSteps)> free_at_{};
-  absl::Status lost_;            // not OK: the device is
-  bool without_memory_ = false;  // jobs had to go back to the queue; wait, ...
-  uint64_t releases_seen_ = 0;   // ... until the pool's releases differ from this, ...
-  TimePoint retry_at_;           // ... or until this
+  absl::Status lost_;                         // not OK: the device is
+  TimePoint asleep_from_ = TimePoint::min();  // until then it looks without a pause
+  bool without_memory_ = false;               // jobs had to go back to the queue; wait, ...
+  uint64_t releases_seen_ = 0;                // ... until the pool's releases differ from this, ...
+  TimePoint retry_at_;                        // ... or until this
   Mutex nap_mutex_;
   CondVar never_;       // notified
   std::thread thread_;  // last: starts when the rest is there

@@ -18,6 +18,9 @@ struct ExecutorOptions {
   // Called once, on the executor's thread, when the device is lost: the server turns NOT_SERVING
   // and exits non-zero.
   std::function<void(const absl::Status&)> on_device_lost;
+  // For so long after something new a GPU's executor looks for more without a pause: a processor's
+  // time for some 50 us of a call.
+  Duration busy_poll{};
 };
 
 // A batch's life here: each job is given the memory of its answer and what it needs of the device,

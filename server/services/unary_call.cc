@@ -95,7 +95,10 @@ void UnaryCall::Send() {
   }
   const grpc::Status ok = CountedOk();
   PassBaton(this);
-  StartWriteAndFinish(outgoing_, ok);
+  // gRPC has references of its own: with the last of them the answer's memory goes, and does not
+  // wait for the call's end, which may come after the caller's next request.
+  const grpc::ByteBuffer outgoing = std::move(outgoing_);
+  StartWriteAndFinish(outgoing, ok);
 }
 
 absl::StatusOr<std::unique_ptr<Request>> V1UnaryCall::DecodeMessage(

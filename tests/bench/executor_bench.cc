@@ -71,7 +71,7 @@ class Bench {
   }
 
   // Submit to end; the answer, whose memory goes back when it does.
-  server::Answer Call(std::unique_ptr<const Request> request) {
+  server::Answer Call(std::unique_ptr<Request> request) {
     std::promise<absl::StatusOr<server::Answer>> ended;
     const auto job = std::make_shared<server::Job>(
         std::move(request), [&](server::Job&, absl::StatusOr<server::Answer> answer,

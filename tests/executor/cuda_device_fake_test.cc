@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -352,6 +353,22 @@ TEST_F(CudaDeviceTest, GivesEverythingBack) {
   EXPECT_EQ(cuda_->alive(), 0u);
 }
 
+// Counts how often somebody waits for a time.
+class CountingClock final : public Clock {
+ public:
+  TimePoint Now() const override { return clock_.Now(); }
+  void WaitUntil(CondVar& condition, Mutex& mutex, TimePoint deadline) override
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    if (deadline != kNever) ++waits_;
+    clock_.WaitUntil(condition, mutex, deadline);
+  }
+  int64_t waits() const { return waits_; }
+
+ private:
+  SteadyClock clock_;
+  std::atomic<int64_t> waits_{0};
+};
+
 // With the executor in front.
 class CudaFaultTest : public CudaDeviceTest {
  protected:
@@ -361,10 +378,24 @@ class CudaFaultTest : public CudaDeviceTest {
     if (!status.ok()) probes_.back()->job()->Finish(status, Stage::kQueue);
     return *probes_.back();
   }
-  void StartExecutor() {
+  void StartExecutor(Duration busy_poll = {}) {
     executor_ = std::make_unique<Executor>(
-        ExecutorOptions{[this](const absl::Status& status) { lost_.push_back(status); }},
+        ExecutorOptions{[this](const absl::Status& status) { lost_.push_back(status); }, busy_poll},
         &scheduler_, device_.get(), &pool_, &clock_, &metrics_);
+  }
+  // While a batch is under way for 40 ms.
+  int64_t WaitsOfABatch(Duration busy_poll) {
+    MakeDevice();
+    StartExecutor(busy_poll);
+    cuda_->Hold();
+    fakes::Probe& probe = Submit({.q_len = 20, .kv_len = 20});
+    while (device_->memory().used_bytes == 0) std::this_thread::yield();
+    const int64_t before = clock_.waits();
+    std::this_thread::sleep_for(std::chrono::milliseconds(40));
+    const int64_t waits = clock_.waits() - before;
+    cuda_->Release();
+    EXPECT_TRUE(probe.status().ok()) << probe.status();
+    return waits;
   }
   ~CudaFaultTest() override {
     scheduler_.Drain();
@@ -373,7 +404,7 @@ class CudaFaultTest : public CudaDeviceTest {
     probes_.clear();
   }
 
-  SteadyClock clock_;
+  CountingClock clock_;
   Metrics metrics_;
   std::vector<absl::Status> lost_;
   std::vector<std::unique_ptr<fakes::Probe>> probes_;
@@ -412,6 +443,25 @@ TEST_F(CudaFaultTest, OutOfMemoryIsBackPressure) {
     Submit({.q_heads = 8, .kv_heads = 8, .q_len = 256 + 64 * i, .kv_len = 8});
   for (const auto& probe : probes_) EXPECT_TRUE(probe->status().ok()) << probe->status();
   EXPECT_TRUE(lost_.empty());
+}
+
+TEST_F(CudaFaultTest, NapsWhileABatchIsUnderWay) { EXPECT_GT(WaitsOfABatch({}), 10); }
+
+TEST_F(CudaFaultTest, LooksWithoutNapsForAsLongAsItIsToldTo) {
+  EXPECT_EQ(WaitsOfABatch(std::chrono::milliseconds(500)), 0);
+}
+
+TEST_F(CudaFaultTest, InputsGoWithTheAnswer) {
+  MakeDevice();
+  StartExecutor();
+  fakes::Probe& probe = Submit({.q_len = 20, .kv_len = 30});
+  ASSERT_TRUE(probe.status().ok()) << probe.status();
+  const Request& request = probe.job()->request();
+  for (const Buffer* input : {&request.q, &request.k, &request.v}) {
+    EXPECT_EQ(pool_.HeldBytes(*input), 0);
+    EXPECT_GT(input->size_bytes(), 0) << "its size stays";
+  }
+  EXPECT_EQ(pool_.used_bytes(), pool_.HeldBytes(probe.answer().o));
 }
 
 // Batches under way that fill the device to the last byte must not wait for each other.

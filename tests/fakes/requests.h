@@ -80,7 +80,7 @@ inline std::unique_ptr<server::Request> MakeAttention(server::BufferPool& pool, 
 // A job and how it ended. Thread-safe; outlives its job's end.
 class Probe {
  public:
-  explicit Probe(std::unique_ptr<const server::Request> request)
+  explicit Probe(std::unique_ptr<server::Request> request)
       : ending_(std::make_shared<Ending>()),
         job_(std::make_shared<server::Job>(
             std::move(request),
