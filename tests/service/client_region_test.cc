@@ -111,7 +111,8 @@ TEST_F(ClientRegionTest, AutoTakesARegionForLargeTensorsAndAMessageForSmallOnes)
     }
   }
   EXPECT_TRUE(HoldsRegions(1));
-  EXPECT_EQ(server_.Metric("attnd_pool_used_bytes"), 0);
+  // gRPC may hold the last answer a moment longer than its caller waits for it.
+  EXPECT_TRUE(Eventually([&] { return server_.Metric("attnd_pool_used_bytes") == 0; }));
 }
 
 TEST_F(ClientRegionTest, RegionTakesAnySize) {
