@@ -24,16 +24,12 @@ class UnknownMethod final : public RawCall {
     const absl::Status status = absl::UnimplementedError(
         absl::StrCat("there is no method ", absl::CHexEscape(context().method()),
                      why.has_value() ? ": " : "", why.value_or("")));
-    PassBaton(this);
     Finish(ToGrpcStatus(status, context()));
     Begun();
   }
 
  private:
-  void OnDone() override {
-    PassBaton(this);
-    delete this;
-  }
+  void OnDone() override { delete this; }
 };
 
 }  // namespace

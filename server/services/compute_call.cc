@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/grpc_order.h"
 #include "server/services/call_facts.h"
 #include "server/services/grpc_status.h"
 #include "server/services/request_steps.h"
@@ -19,7 +18,6 @@ absl::Status DeadlinePassed() { return absl::DeadlineExceededError("the deadline
 void ComputeCall::Start(const std::shared_ptr<ComputeCall>& call) {
   call->self_ = call;
   call->Admit();
-  PassBaton(call.get());
   call->Begun();
 }
 
@@ -85,7 +83,6 @@ void ComputeCall::ReadOn() {
     read = ++reads_;
     phase_ = Phase::kAsking;
   }
-  PassBaton(this);
   StartRead(&message_);
   absl::Status why;
   {
@@ -120,7 +117,6 @@ void ComputeCall::ReceiveDeadlinePassed() {
 }
 
 void ComputeCall::OnReadDone(bool ok) {
-  PassBaton(this);
   {
     MutexLock lock(mutex_);
     if (phase_ == Phase::kExpired) return;
@@ -197,7 +193,6 @@ grpc::Status ComputeCall::CountedOk() {
 }
 
 void ComputeCall::OnCancel() {
-  PassBaton(this);
   cancelled_ = true;
   if (parts_.receive_budget->Cancel(ticket_.load(std::memory_order_acquire))) {
     return End(Gone(), Stage::kReceive);
@@ -218,7 +213,6 @@ void ComputeCall::End(const absl::Status& status, Stage stage) {
   place_ = QueuePlace();
   // What has not been handed to a device holds no region any more (Job).
   if (stage <= Stage::kQueue) context().AddTrailingMetadata(kUntouchedTrailer, "1");
-  PassBaton(this);
   Finish(ToGrpcStatus(status, context()));
 }
 
@@ -229,7 +223,6 @@ void ComputeCall::CountReceived(int64_t payload_bytes) {
 absl::Status ComputeCall::Gone() const { return WhyGone(*parts_.clock, deadline_); }
 
 void ComputeCall::OnDone() {
-  PassBaton(this);
   Drop();
   message_.Clear();
   outgoing_.Clear();

@@ -12,7 +12,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
-#include "server/grpc_order.h"
 #include "server/services/grpc_status.h"
 
 namespace attnd::server {
@@ -82,14 +81,12 @@ class HealthCheck final : public RawCall {
  public:
   HealthCheck(std::unique_ptr<RawStream> stream, const HealthBoard& board)
       : RawCall(std::move(stream)), board_(board) {
-    PassBaton(this);
     StartRead(&message_);
     Begun();
   }
 
  private:
   void OnReadDone(bool ok) override {
-    PassBaton(this);
     const absl::optional<std::string> service = ok ? ReadService(message_) : absl::nullopt;
     if (!service) return Finish(ToGrpcStatus(NoRequest(), context()));
     const Status status = board_.Of(*service);
@@ -111,14 +108,12 @@ class HealthWatch final : public RawCall {
  public:
   HealthWatch(std::unique_ptr<RawStream> stream, HealthBoard& board)
       : RawCall(std::move(stream)), board_(board) {
-    PassBaton(this);
     StartRead(&message_);
     Begun();
   }
 
  private:
   void OnReadDone(bool ok) override {
-    PassBaton(this);
     if (IsCancelled()) return;  // OnCancel has come, or comes
     const absl::optional<std::string> service = ok ? ReadService(message_) : absl::nullopt;
     if (!service) return End(NoRequest());
@@ -126,22 +121,15 @@ class HealthWatch final : public RawCall {
   }
 
   void OnWriteDone(bool ok) override {
-    PassBaton(this);
     if (!ok) return End(absl::CancelledError("the caller is gone"));
     MutexLock lock(mutex_);
     writing_ = false;
     WriteNext();
   }
 
-  void OnCancel() override {
-    PassBaton(this);
-    End(absl::CancelledError("the caller is gone"));
-  }
+  void OnCancel() override { End(absl::CancelledError("the caller is gone")); }
 
-  void OnDone() override {
-    PassBaton(this);
-    delete this;
-  }
+  void OnDone() override { delete this; }
 
   void Tell(Status status) {
     MutexLock lock(mutex_);
@@ -153,7 +141,6 @@ class HealthWatch final : public RawCall {
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!next_ || writing_ || ended_) return;
     writing_ = true;
-    PassBaton(this);
     StartWrite(ToMessage(*std::exchange(next_, absl::nullopt)));
   }
 
@@ -162,7 +149,6 @@ class HealthWatch final : public RawCall {
     board_.Unwatch(this);
     MutexLock lock(mutex_);
     if (std::exchange(ended_, true)) return;
-    PassBaton(this);
     Finish(ToGrpcStatus(status, context()));
   }
 

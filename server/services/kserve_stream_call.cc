@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/grpc_order.h"
 #include "server/services/grpc_status.h"
 #include "server/services/message_bytes.h"
 #include "server/services/request_steps.h"
@@ -25,7 +24,6 @@ void KserveStreamCall::Start(const ComputeParts& parts, StreamShares& shares,
       new KserveStreamCall(parts, shares, std::move(stream)));
   call->self_ = call;
   call->Admit();
-  PassBaton(call.get());
   call->Begun();
 }
 
@@ -98,7 +96,6 @@ void KserveStreamCall::StopReading(const absl::Status& why) {
 }
 
 void KserveStreamCall::OnReadDone(bool ok) {
-  PassBaton(this);
   if (ok) return TakeMessage();
   {
     MutexLock lock(mutex_);
@@ -277,7 +274,6 @@ void KserveStreamCall::Advance() {
       asking_ = step != Step::kNone;
       if (step == Step::kWrite || step == Step::kDrop) turn = turns_.front();
     }
-    PassBaton(this);
     switch (step) {
       case Step::kNone:
         return;
@@ -320,14 +316,10 @@ void KserveStreamCall::Write(Turn& turn) {
     parts_.metrics->CountFinished(absl::StatusCode::kOk, Stage::kDone);
     parts_.metrics->inferences().CountAnswered(turn.timing, turn.batch_size);
   }
-  outgoing_.Swap(&turn.message);
-  PassBaton(this);
-  StartWrite(outgoing_);
+  StartWrite(std::move(turn.message));
 }
 
 void KserveStreamCall::OnWriteDone(bool ok) {
-  PassBaton(this);
-  outgoing_.Clear();
   TurnPtr turn;
   {
     MutexLock lock(mutex_);
@@ -363,7 +355,6 @@ void KserveStreamCall::Over(Turn& turn) {
 }
 
 void KserveStreamCall::OnCancel() {
-  PassBaton(this);
   cancelled_ = true;
   std::vector<std::shared_ptr<Job>> jobs;
   {
@@ -386,10 +377,8 @@ absl::Status KserveStreamCall::WhyEnded() const {
 }
 
 void KserveStreamCall::OnDone() {
-  PassBaton(this);
   parts_.gate->Forget(this);
   message_.Clear();
-  outgoing_.Clear();
   share_ = ReceivePermit();
   ReceivePermit permit;
   {

@@ -128,8 +128,7 @@ class KserveStreamCall final : public RawCall,
   ReceivePermit share_;
   std::atomic<uint64_t> ticket_{0};
   std::atomic<bool> cancelled_{false};
-  grpc::ByteBuffer message_;   // gRPC's while it reads, then the decoding turn's
-  grpc::ByteBuffer outgoing_;  // gRPC's while it writes
+  grpc::ByteBuffer message_;  // gRPC's while it reads, then the decoding turn's
 
   mutable Mutex mutex_;
   ReceivePermit permit_ ABSL_GUARDED_BY(mutex_);

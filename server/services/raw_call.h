@@ -65,7 +65,7 @@ class RawCall {
  protected:
   explicit RawCall(std::unique_ptr<RawStream> stream);
   // Last in what begins a call: before, OnDone does not come.
-  void Begun() { Release(); }
+  void Begun();
 
   // False: there is no message, as the caller has closed its side or, if IsCancelled(), is gone.
   virtual void OnReadDone(bool /*ok*/) {}
@@ -77,8 +77,8 @@ class RawCall {
   virtual void OnDone() = 0;
 
   void StartRead(grpc::ByteBuffer* message);
-  void StartWrite(const grpc::ByteBuffer& message);
-  void StartWriteAndFinish(const grpc::ByteBuffer& message, const grpc::Status& status);
+  void StartWrite(grpc::ByteBuffer message);
+  void StartWriteAndFinish(grpc::ByteBuffer message, const grpc::Status& status);
   void Finish(const grpc::Status& status);
 
   grpc::GenericServerContext& context() const { return stream_->context(); }
@@ -89,11 +89,7 @@ class RawCall {
 
   struct Reaction final : Completion {
     Reaction(RawCall* the_call, void (RawCall::*what)(bool)) : call(the_call), react(what) {}
-    void Complete(bool ok) override {
-      RawCall* const of = call;
-      (of->*react)(ok);
-      of->Release();
-    }
+    void Complete(bool ok) override;
     RawCall* const call;
     void (RawCall::*const react)(bool);
   };

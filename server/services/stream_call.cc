@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/grpc_order.h"
 #include "server/services/call_facts.h"
 #include "server/services/message_bytes.h"
 #include "server/services/request_steps.h"
@@ -166,12 +165,10 @@ void StreamCall::SendAnswer(const Request& request, Answer answer) {
 
 void StreamCall::WriteNext() {
   if (NextMessage(outgoing_)) {
-    PassBaton(this);
-    return StartWrite(outgoing_);
+    return StartWrite(std::move(outgoing_));
   }
   const grpc::Status ok = CountedOk();
-  PassBaton(this);
-  StartWriteAndFinish(outgoing_, ok);
+  StartWriteAndFinish(std::move(outgoing_), ok);
 }
 
 // False if this is the last one.
@@ -201,8 +198,6 @@ bool StreamCall::NextMessage(grpc::ByteBuffer& message) {
 }
 
 void StreamCall::OnWriteDone(bool ok) {
-  PassBaton(this);
-  outgoing_.Clear();
   if (!ok) return End(Gone(), Stage::kDone);
   WriteNext();
 }

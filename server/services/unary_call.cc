@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/grpc_order.h"
 #include "server/services/call_facts.h"
 #include "server/services/message_bytes.h"
 #include "server/services/request_steps.h"
@@ -94,11 +93,9 @@ void UnaryCall::Send() {
     return End(status, Stage::kDownload);
   }
   const grpc::Status ok = CountedOk();
-  PassBaton(this);
-  // gRPC has references of its own: with the last of them the answer's memory goes, and does not
-  // wait for the call's end, which may come after the caller's next request.
-  const grpc::ByteBuffer outgoing = std::move(outgoing_);
-  StartWriteAndFinish(outgoing, ok);
+  // With gRPC's last reference the answer's memory goes, and does not wait for the call's end,
+  // which may come after the caller's next request.
+  StartWriteAndFinish(std::move(outgoing_), ok);
 }
 
 absl::StatusOr<std::unique_ptr<Request>> V1UnaryCall::DecodeMessage(
