@@ -375,6 +375,7 @@ void AppendTasks(const Request& request, const RequestPlace& place, const Piece&
     };
     const auto address = [&](const TensorPlace& tensor, unsigned char* base, int64_t offset,
                              const Strides& s, int64_t head) {
+      if (base == nullptr) return base;  // a caller's own tensor without elements
       const int64_t elems = offset + part.batch_begin * s.batch + head * s.head;
       return base + to_device(tensor, elems) * element_bytes;
     };
