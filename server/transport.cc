@@ -12,7 +12,7 @@ namespace {
 // Per connection. A stream nobody reads yet holds one window, 64 KB: 32 MB.
 constexpr int kMaxConcurrentStreams = 512;
 // Of methods that answer at once, with what the server knows: all but those that compute.
-constexpr int kMaxSyncThreads = 64;
+constexpr int kMaxSyncThreads = 512;
 // A client may send keepalive pings this often without being cut off, calls or not.
 constexpr int kMinPingIntervalMs = 1000;
 // A caller whose machine or link is gone is noticed within the sum of these.
