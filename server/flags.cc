@@ -48,7 +48,7 @@ ABSL_FLAG(int32_t, threads, Defaults().threads,
           "Threads of a CPU backend. 0: one per processor that this process may use. Negative: "
           "refused.");
 ABSL_FLAG(int32_t, io_threads, Defaults().io_threads,
-          "Threads that serve connections, and calls that are short. 0: one a processor, 2 to 8. "
+          "Threads that serve connections, and calls that are short. 0: one a processor, 4 to 8. "
           "Negative: refused.");
 ABSL_FLAG(int64_t, busy_poll_us, Defaults().busy_poll_us,
           "For so long, in microseconds, such a thread and that of a GPU look for more before they "

@@ -162,7 +162,7 @@ absl::Status Validate(const ServerOptions& options) {
   return check_memory("pinned_bytes", options.pinned_bytes);
 }
 
-int DefaultIoThreads(int processors) { return std::clamp(processors, 2, 8); }
+int DefaultIoThreads(int processors) { return std::clamp(processors, 4, 8); }
 
 int64_t DefaultStreamBytes(bool has_gpu) { return int64_t{has_gpu ? 6 : 3} << 30; }
 

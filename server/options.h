@@ -65,7 +65,7 @@ inline constexpr int64_t kMaxUnaryBytes = (int64_t{1} << 31) - 1;
 // what one message of `max_unary_bytes` needs.
 int64_t DefaultArenaBytes(int64_t usable_bytes, int64_t max_unary_bytes, bool has_gpu);
 
-// Two at least: callers on one connection keep its thread busy while others' calls come on another.
+// Four at least: callers who keep a connection's thread busy should seldom share it with others.
 int DefaultIoThreads(int processors);
 
 // Payload of the largest stream by default.

@@ -272,8 +272,8 @@ TEST(DefaultArenaTest, HoldsTheLargestStreamWhereTheMachineCan) {
 }
 
 TEST(FillInTest, ThreadsThatServeConnections) {
-  EXPECT_EQ(DefaultIoThreads(1), 2);
-  EXPECT_EQ(DefaultIoThreads(4), 4);
+  EXPECT_EQ(DefaultIoThreads(1), 4);
+  EXPECT_EQ(DefaultIoThreads(6), 6);
   EXPECT_EQ(DefaultIoThreads(256), 8);
   ServerOptions options;
   EXPECT_GE(FillIn(options, false).io_threads, 1);
