@@ -29,7 +29,7 @@ ATTND_CPU_INLINE Totals TotalsOf(const RowState& rows, int64_t first) {
   Totals totals;
   _mm512_store_ps(totals.sum, sum);
   _mm512_store_ps(totals.factor, _mm512_div_ps(_mm512_set1_ps(1.0f), sum));
-  totals.none = _mm512_mask_cmp_ps_mask(number, _mm512_load_ps(rows.reference + first),
+  totals.none = _mm512_mask_cmp_ps_mask(number, _mm512_load_ps(rows.max + first),
                                         _mm512_set1_ps(-kInfinity), _CMP_EQ_OQ);
   return totals;
 }
@@ -88,13 +88,12 @@ void StoreAnswers(const Totals& totals, int64_t rows, const float* o, Columns<kS
   walk = local;
 }
 
-// reference * unit + ln(sum) of rows [first, first + rows) of the tile; -inf where nothing was
-// left.
-void StoreLse(const GroupTile& tile, const Totals& totals, const float* reference, double unit,
+// max * unit + ln(sum) of rows [first, first + rows) of the tile; -inf where nothing was left.
+void StoreLse(const GroupTile& tile, const Totals& totals, const float* max, double unit,
               int64_t first, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t row = tile.row_begin + first + i;
-    const double lse = static_cast<double>(reference[i]) * unit + __builtin_log(totals.sum[i]);
+    const double lse = static_cast<double>(max[i]) * unit + __builtin_log(totals.sum[i]);
     tile.lse[row % tile.group * tile.lse_head_stride + row / tile.group] =
         (totals.none >> i & 1) != 0 ? -kInfinity : static_cast<float>(lse);
   }

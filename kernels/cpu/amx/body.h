@@ -19,8 +19,6 @@
 #include "kernels/cpu/amx/products.h"
 #include "kernels/cpu/amx/rows.h"
 #include "kernels/cpu/amx/softmax.h"
-#include "kernels/cpu/amx/steps.h"
-#include "kernels/cpu/amx/stream.h"
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/flash_kernel.h"
 
@@ -28,15 +26,44 @@
 namespace attnd::kernels::cpu::amx {
 namespace {
 
+ATTND_CPU_INLINE int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+ATTND_CPU_INLINE int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
+ATTND_CPU_INLINE int64_t RoundDown(int64_t value, int64_t to) { return value / to * to; }
+ATTND_CPU_INLINE int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+// Rows that are computed together, and the keys of a chunk that they see.
+struct Block {
+  int64_t row = 0;   // the first, of the task's rows
+  int64_t rows = 0;  // 1 .. kBlockRows
+  int64_t key = 0;   // a multiple of kStepKeys
+  int64_t end = 0;
+  int64_t full_begin = 0;  // keys [full_begin, full_end) are seen by every row
+  int64_t full_end = 0;
+};
+
+// One block on one step of keys.
+struct Step {
+  Block block;
+  int64_t key = 0;
+  int64_t groups = 0;  // 1 .. kKeyGroups, of 32 keys: up to the last that the block sees
+  bool edge = false;   // some row must not see some of its vectors' keys
+
+  // Half of a step is computed where no more is seen.
+  bool half() const { return groups <= kKeyGroups / 2; }
+};
+
+// Steps of one block whose weights wait for their P.V.
+struct Batch {
+  int64_t key = 0;
+  int64_t groups = 0;
+};
+
 template <int kSteps, int kParts>
 class Task {
  public:
   static constexpr int64_t kDim = kSteps * kDepth;
   static constexpr int64_t kRows = TaskRows(kDim, kParts);
   static constexpr int64_t kChunk = ChunkKeys(kDim, kParts);
-
-  // bf16 whose columns fit the tile registers: see columns.h.
-  static constexpr bool kStreamed = kParts == 1 && kSteps <= 4;
 
   static constexpr int64_t kQElems = kRows * kDim * kParts;
   static constexpr int64_t kKvElems = kChunk * kDim * kParts;
@@ -46,10 +73,10 @@ class Task {
   static constexpr int64_t kScoreElems = kBlockRows * kStepKeys;
   static constexpr int64_t ScratchBytes() {
     return 2 * (kQElems + 2 * kKvElems + kWeightElems) +
-           4 * (kRows * kDim + 2 * kScoreElems + kRows * 33);
+           4 * (kRows * kDim + 2 * kScoreElems + kRows * 17);
   }
 
-  Task(const GroupTile& tile, void* memory) : tile_(tile), columns_(tile.head_dim), walk_(tile) {
+  Task(const GroupTile& tile, void* memory) : tile_(tile), columns_(tile.head_dim) {
     q_ = static_cast<uint16_t*>(memory);
     k_ = q_ + kQElems;
     v_ = k_ + kKvElems;
@@ -58,8 +85,7 @@ class Task {
     scores_[1] = scores_[0] + kScoreElems;
     o_ = scores_[1] + kScoreElems;
     state_.sum = o_ + kRows * kDim;
-    state_.reference = state_.sum + kRows * 16;
-    state_.lse_sum = kParts == 1 && tile.lse != nullptr ? state_.reference + kRows : nullptr;
+    state_.max = state_.sum + kRows * 16;
     general_ = tile.softcap > 0 || tile.alibi_slopes != nullptr;
     exponent_ = Exponent::Of(general_ ? kLog2E : tile.scale * kLog2E);
   }
@@ -67,9 +93,9 @@ class Task {
   void Run() {
     ConfigureTiles();
     Begin();
-    const KeyRange keys = walk_.KeysOf(0, tile_.rows);
+    const KeyRange keys = KeysOf(0, tile_.rows);
     const int64_t first = RoundDown(keys.begin, kChunk);
-    one_chunk_ = keys.end <= first + (kStreamed ? Min(kChunk, kBatchKeys) : kChunk);
+    one_chunk_ = keys.end <= first + kChunk;
     for (int64_t chunk = first; chunk < keys.end; chunk += kChunk) {
       PackChunk(chunk, keys);
       RunChunk();
@@ -81,6 +107,12 @@ class Task {
   }
 
  private:
+  // The keys that some of these rows see.
+  KeyRange KeysOf(int64_t row, int64_t end) const {
+    return tile_.band.KvRange(Position(row), Position(end - 1) + 1, tile_.kv_len);
+  }
+  int64_t Position(int64_t row) const { return (tile_.row_begin + row) / tile_.group; }
+
   void Begin() {
     const int64_t rows = tile_.rows;
     RowWalk walk(tile_, 0, tile_.q, tile_.q_row_stride_bytes, tile_.q_head_stride_bytes);
@@ -91,12 +123,10 @@ class Task {
     }
     const int64_t padded = RoundUp(rows, 16);
     for (int64_t row = 0; row < padded; row += 16) {
-      _mm512_store_ps(state_.reference + row, _mm512_set1_ps(-kInfinity));
+      _mm512_store_ps(state_.max + row, _mm512_set1_ps(-kInfinity));
     }
     for (int64_t row = 0; row < padded; ++row) {
       _mm512_store_ps(state_.sum + row * 16, _mm512_setzero_ps());
-      if (state_.lse_sum != nullptr)
-        _mm512_store_ps(state_.lse_sum + row * 16, _mm512_setzero_ps());
     }
   }
 
@@ -129,10 +159,10 @@ class Task {
       bad_keys_[(key - chunk_) / 32] = first | second << 16;
     }
     for (int64_t key = begin_; key < end_; key += 32) {
-      const Values values =
+      const bool bad =
           PackValues<kSteps, kParts>(tile_.v, key, end_, columns_, column_elems_, ValuesAt(key));
-      Values& of_step = values_[(key - chunk_) / kStepKeys];
-      if (key % kStepKeys == 0 || values > of_step) of_step = values;
+      bool& of_step = not_finite_[(key - chunk_) / kStepKeys];
+      of_step = bad || (key % kStepKeys != 0 && of_step);
     }
   }
 
@@ -140,94 +170,78 @@ class Task {
   // Of the first group of columns; the others' follow, each after column_elems_.
   uint16_t* ValuesAt(int64_t key) const { return v_ + (key - chunk_) / 32 * kTileElems * kParts; }
 
-  void RunChunk() {
-    if (!kStreamed || one_chunk_) return RunPart(Part::kAll);
-    for (int64_t i = 0; i * kBlockRows < tile_.rows; ++i) fresh_[i] = !begun_[i];
-    for (Part part : {Part::kFirst, Part::kInner, Part::kLast}) RunPart(part);
-  }
-
-  void RunPart(Part part) {
-    walk_.Start(begin_, end_, part, fresh_);
-    Step step;
-    bool more = walk_.First(step);
-    bool plain = more && !Streams(step);
-    while (more) {
-      if (plain) {
-        more = RunPlain(step);
-        plain = !kStreamed;
-      } else if constexpr (kStreamed) {
-        bool redo = false;
-        more = RunStream(step, redo);
-        plain = redo || !Streams(step);
-      }
-    }
-  }
-
-  // Whether the step may be part of a stream: all rows have a reference, and see all keys.
-  bool Streams(const Step& step) const {
-    if (!kStreamed || general_ || step.edge || step.groups < kKeyGroups || step.block.rows <= 16) {
-      return false;
-    }
-    return state_.From(step.block.row).BlockHasReferences() &&
-           values_[(step.key - chunk_) / kStepKeys] == Values::kSmall;
-  }
-
-  // Steps from `step` on, as many as can be streamed. Then `step` is the next one; false if there
-  // is none. `redo` tells that it has a score beyond its row's reference.
-  bool RunStream(Step& step, bool& redo) {
-    Step steps[4];  // by number
-    Step next = step;
-    bool more = true;
-    int64_t count = 0;
-    Stream<kSteps> stream(exponent_, column_elems_, kHalfO, p_, scores_[0]);
-    const int64_t done = stream.Run([&](Stage& stage) {
-      if (count > 0) more = walk_.Next(steps[(count - 1) % 4], next);
-      if (!more || (one_chunk_ && next.block.row != step.block.row) || !Streams(next)) return false;
-      const int64_t row = next.block.row;
-      steps[count++ % 4] = next;
-      stage = {q_ + row * kDim, KeysAt(next.key), ValuesAt(next.key), OutputOf(row, 0),
-               state_.From(row)};
+  // The first block from `row` on that sees a key of the chunk.
+  bool FindBlock(int64_t row, Block& block) const {
+    for (; row < tile_.rows; row += kBlockRows) {
+      const int64_t rows = Min(kBlockRows, tile_.rows - row);
+      const KeyRange range = KeysOf(row, row + rows);
+      const int64_t begin = Max(range.begin, begin_);
+      const int64_t end = Min(range.end, end_);
+      if (range.empty() || begin >= end) continue;
+      const int64_t first = Position(row), last = Position(row + rows - 1);
+      block = {row,
+               rows,
+               RoundDown(begin, kStepKeys),
+               end,
+               last + tile_.band.lo,
+               Min(tile_.kv_len, first + tile_.band.hi + 1)};
       return true;
-    });
-    redo = done < count;
-    if (one_chunk_ && !redo && (!more || next.block.row != step.block.row)) Finish(step.block.row);
-    step = redo ? steps[done % 4] : next;
-    return more || redo;
+    }
+    return false;
   }
 
-  // Steps from `step` on, at least one, until one can be streamed. Then `step` is that one; false
-  // if there is none. While the tile unit multiplies for the scores of one step, the vector units
-  // work on the weights of the step before.
-  bool RunPlain(Step& step) {
-    Step next;
+  static Step StepAt(const Block& block, int64_t key) {
+    Step step = {block, key, Min(kKeyGroups, (block.end - key + 31) / 32)};
+    const int64_t end = key + (step.half() ? kStepKeys / 2 : kStepKeys);
+    step.edge = key < block.full_begin || end > block.full_end;
+    return step;
+  }
+
+  bool NextStep(const Step& before, Step& step) const {
+    const int64_t key = before.key + kStepKeys;
+    if (key < before.block.end) {
+      step = StepAt(before.block, key);
+      return true;
+    }
+    Block block;
+    if (!FindBlock(before.block.row + kBlockRows, block)) return false;
+    step = StepAt(block, block.key);
+    return true;
+  }
+
+  // While the tile unit multiplies for the scores of one step, the vector units work on the weights
+  // of the step before.
+  void RunChunk() {
+    Block block;
+    if (!FindBlock(0, block)) return;
+    Step step = StepAt(block, block.key), next;
     int at = 0;
     Batch batch = {step.key, 0};
     PlainScores(step, scores_[at]);
-    NewReferences(step, scores_[at]);
+    NewMaxima(step, scores_[at]);
     Rescale(step);
     while (true) {
-      const bool more = walk_.Next(step, next);
-      const bool here = more && !Streams(next);
+      const bool more = NextStep(step, next);
       uint16_t* p = p_ + batch.groups * kGroupWeights;
-      if (here && step.block.rows > 16 && next.block.rows > 16) {
+      if (more && step.block.rows > 16 && next.block.rows > 16) {
         const int64_t rows = step.half() ? ScoresAndWeights<kKeyGroups / 2>(step, next, at, p)
                                          : ScoresAndWeights<kKeyGroups>(step, next, at, p);
         AllWeights(step, rows, scores_[at], p);
       } else {
         AllWeights(step, 0, scores_[at], p);
-        if (here) PlainScores(next, scores_[at ^ 1]);
+        if (more) PlainScores(next, scores_[at ^ 1]);
       }
-      if (here) NewReferences(next, scores_[at ^ 1]);
+      if (more) NewMaxima(next, scores_[at ^ 1]);
       batch.groups += step.groups;
-      const bool new_block = !more || next.block.row != step.block.row;
-      if (!here || new_block || at_.grown != 0 || batch.groups > kBatchGroups - kKeyGroups) {
+      if (!more || next.block.row != step.block.row || at_.grown != 0 ||
+          batch.groups > kBatchGroups - kKeyGroups) {
         AddValues(step.block, batch);
         batch = {next.key, 0};
       }
-      if (one_chunk_ && new_block) Finish(step.block.row);
-      step = next;
-      if (!here) return more;
+      if (one_chunk_ && (!more || next.block.row != step.block.row)) Finish(step.block.row);
+      if (!more) return;
       Rescale(next);
+      step = next;
       at ^= 1;
     }
   }
@@ -325,8 +339,7 @@ class Task {
   void AddValues(const Block& block, const Batch& batch) {
     block.rows > 16 ? AddValuesOf<2>(block, batch) : AddValuesOf<1>(block, batch);
     for (int64_t key = batch.key; key < batch.key + batch.groups * 32; key += kStepKeys) {
-      if (values_[(key - chunk_) / kStepKeys] == Values::kNotFinite)
-        AddNotFinite(block, batch, key);
+      if (not_finite_[(key - chunk_) / kStepKeys]) AddNotFinite(block, batch, key);
     }
   }
 
@@ -367,31 +380,23 @@ class Task {
     }
   }
 
-  void NewReferences(const Step& step, float* scores) {
-    for (int64_t first = 0; first < step.block.rows; first += 16)
-      NewReferences(step, first, scores);
+  void NewMaxima(const Step& step, float* scores) {
+    for (int64_t first = 0; first < step.block.rows; first += 16) NewMaxima(step, first, scores);
   }
 
-  void NewReferences(const Step& step, int64_t first, float* scores) {
-    step.half() ? NewReferencesOf<kKeyVectors / 2>(step, first, scores)
-                : NewReferencesOf<kKeyVectors>(step, first, scores);
+  void NewMaxima(const Step& step, int64_t first, float* scores) {
+    step.half() ? NewMaximaOf<kKeyVectors / 2>(step, first, scores)
+                : NewMaximaOf<kKeyVectors>(step, first, scores);
   }
 
   template <int kVectors>
-  void NewReferencesOf(const Step& step, int64_t first, float* scores) {
-    using Function = decltype(&amx::NewReferences<kVectors, false, false>);
+  void NewMaximaOf(const Step& step, int64_t first, float* scores) {
+    using Function = decltype(&amx::NewMaxima<kVectors, false, false>);
     constexpr Function kFunctions[2][2] = {
-        {&amx::NewReferences<kVectors, false, false>, &amx::NewReferences<kVectors, true, false>},
-        {&amx::NewReferences<kVectors, false, true>, &amx::NewReferences<kVectors, true, true>}};
-    const Place place = {&tile_, step.block.row, step.key, ExactRows(step)};
+        {&amx::NewMaxima<kVectors, false, false>, &amx::NewMaxima<kVectors, true, false>},
+        {&amx::NewMaxima<kVectors, false, true>, &amx::NewMaxima<kVectors, true, true>}};
+    const Place place = {&tile_, step.block.row, step.key};
     kFunctions[general_][step.edge](place, exponent_, state_, first, scores, at_);
-  }
-
-  // As Place has them: what a row does not see changes nothing for it.
-  uint32_t ExactRows(const Step& step) const {
-    if (kParts == 2 || values_[(step.key - chunk_) / kStepKeys] == Values::kSmall) return 0;
-    return walk_.RowsThatSee(
-        step, [&](int64_t key) { return HasLarge<kParts>(tile_.v.Row(key), tile_.head_dim); });
   }
 
   // Of rows from `row` on.
@@ -405,7 +410,7 @@ class Task {
   template <int kGroups>
   ATTND_CPU_INLINE void Weights(const Step& step, int64_t row, float* scores, uint16_t* p) {
     amx::Weights<kParts, kGroups>(exponent_, at_.shift[row], row, scores,
-                                  state_.From(step.block.row + row), p);
+                                  state_.sum + (step.block.row + row) * 16, p);
   }
 
   void Rescale(const Step& step) {
@@ -460,15 +465,13 @@ class Task {
       const int64_t rows = Min(16, end - first);
       StoreAnswers<kSteps, kParts>(totals, rows, OutputOf(first, 0), columns_, walk);
       if (tile_.lse != nullptr) {
-        const Totals exact = state_.lse_sum == nullptr ? totals : TotalsOf(state_.ForLse(), first);
-        StoreLse(tile_, exact, state_.reference + first, general_ ? 1.0 : tile_.scale, first, rows);
+        StoreLse(tile_, totals, state_.max + first, general_ ? 1.0 : tile_.scale, first, rows);
       }
     }
   }
 
   const GroupTile& tile_;
   const Columns<kSteps> columns_;
-  Walk walk_;
   uint16_t* q_;       // [block][step][part][row half][row][32]
   uint16_t* k_;       // [16 keys][step][part][pair of columns][key][2]
   uint16_t* v_;       // [16 columns][32 keys][part][pair of keys][column][2]
@@ -479,16 +482,15 @@ class Task {
   StepState at_;
   Exponent exponent_;
   bool general_;
-  bool one_chunk_ = false;  // all keys are packed at once, and few
+  bool one_chunk_ = false;  // all keys are packed at once
   int64_t chunk_ = 0;       // its first key; what is packed of it: keys [begin_, end_)
   int64_t begin_ = 0;
   int64_t end_ = 0;
-  int64_t column_elems_ = 0;           // 16 columns of V
-  Values values_[kChunk / kStepKeys];  // step by step
-  uint32_t bad_keys_[kChunk / 32];  // 32 by 32: a row has an infinite or NaN element; of fp16 alone
+  int64_t column_elems_ = 0;               // 16 columns of V
+  bool not_finite_[kChunk / kStepKeys];    // step by step: an element of V is infinite or NaN
+  uint32_t bad_keys_[kChunk / 32];         // likewise a row of K; bits, of fp16 alone
   uint32_t bad_rows_[kRows / kBlockRows];  // likewise a row of Q
   bool begun_[kRows / kBlockRows];         // block by block: O holds something
-  bool fresh_[kRows / kBlockRows];         // likewise: it does not, when the chunk begins
 };
 
 }  // namespace

@@ -34,10 +34,9 @@ constexpr int64_t ChunkKeys(int64_t padded_dim, int64_t parts) {
   return keys < 512 ? kBatchKeys : 512;
 }
 
-// Query rows of a task at most. Packing a key costs about as much as multiplying it by 150 rows.
+// Query rows of a task at most. Packing a key costs about as much as multiplying it by 50 rows.
 constexpr int64_t TaskRows(int64_t padded_dim, int64_t parts) {
-  if (padded_dim * parts > 256) return 256;
-  return parts == 1 && padded_dim > 64 && padded_dim <= 128 ? 1024 : 512;
+  return padded_dim * parts > 256 ? 256 : 512;
 }
 
 inline constexpr int64_t kL1Bytes = 48 * 1024;        // Sapphire Rapids and later
@@ -46,7 +45,6 @@ inline constexpr int64_t kL2Bytes = 2 * 1024 * 1024;  // likewise
 // A step at head_dim 128.
 static_assert(kBlockRows * 128 * (2 + 4) + kBlockRows * kStepKeys * (4 + 2) <= kL1Bytes);
 // A task: packed K and V, Q and O, for bf16 and for fp16 in two parts.
-static_assert(ChunkKeys(128, 1) * 128 * 4 + TaskRows(128, 1) * 128 * 6 <= kL2Bytes);
 static_assert(ChunkKeys(256, 1) * 256 * 4 + TaskRows(256, 1) * 256 * 6 <= kL2Bytes);
 static_assert(ChunkKeys(256, 2) * 256 * 8 + TaskRows(256, 2) * 256 * 8 <= kL2Bytes);
 

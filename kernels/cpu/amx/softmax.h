@@ -22,20 +22,14 @@ constexpr int kKeyVectors = kStepKeys / 16;
 static_assert(kKeyVectors == 8);
 constexpr float kInfinity = __builtin_inff();
 
-// Weights are up to 2^48. They and values up to 2^48 (see PackValues) add up to no overflow.
-constexpr float kSlackLog2 = 48;
-
 // Scores in the caller's unit, times `factor`, are exponents of 2.
 struct Exponent {
   float factor;
   float least;  // of differences of scores: exp is 2^-126 there, the least normal number
-  float slack;  // likewise: 2^kSlackLog2
 
   static ATTND_CPU_INLINE Exponent Of(float factor) {
     const float least = -126.0f / factor;  // -inf for a subnormal factor
-    const float slack = kSlackLog2 / factor;
-    return {factor, least < -__FLT_MAX__ ? -__FLT_MAX__ : least,
-            slack > __FLT_MAX__ ? __FLT_MAX__ : slack};
+    return {factor, least < -__FLT_MAX__ ? -__FLT_MAX__ : least};
   }
 };
 
@@ -46,13 +40,6 @@ ATTND_CPU_INLINE __m512i PackBF16(__m512 even, __m512 odd) {
   const __m512i low = _mm512_add_epi32(_mm512_castps_si512(even), half);
   const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
   return _mm512_mask_mov_epi16(_mm512_srli_epi32(low, 16), 0xaaaaaaaa, high);
-}
-
-// What PackBF16 makes of a number.
-ATTND_CPU_INLINE __m512 RoundToBF16(__m512 v) {
-  const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(0x8000));
-  return _mm512_castsi512_ps(
-      _mm512_and_si512(rounded, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
 // Lane i: the lanes of v[i], combined in the order of _mm512_reduce_add_ps.
@@ -82,30 +69,13 @@ ATTND_CPU_INLINE __m512 ReduceEach(__m512 v[16], Combine combine) {
 
 // What the softmax knows of a block of rows; arrays of kBlockRows, of a task's rows together.
 struct RowState {
-  // What the scores are measured by: the maximum of a row's first step, raised to that of a later
-  // one which exceeds it by more than the slack. Any reference gives the same quotient of sums, as
-  // long as no weight overflows.
-  float* reference;
-  // [row][16] lanes that add up to the running sum of exp(score - reference), rounded as P is: the
-  // rounding of a weight far above the others then cancels in the quotient.
-  float* sum;
-  float* lse_sum;  // likewise, not rounded; null where that is the same, or LSE is not wanted
-
-  ATTND_CPU_INLINE RowState From(int64_t row) const {
-    return {reference + row, sum + row * 16, lse_sum == nullptr ? nullptr : lse_sum + row * 16};
-  }
-  // Of a block that begins with the first row.
-  ATTND_CPU_INLINE bool BlockHasReferences() const {
-    const __m512 none = _mm512_set1_ps(-kInfinity);
-    return (_mm512_cmp_ps_mask(_mm512_load_ps(reference), none, _CMP_EQ_OQ) |
-            _mm512_cmp_ps_mask(_mm512_load_ps(reference + 16), none, _CMP_EQ_OQ)) == 0;
-  }
-  ATTND_CPU_INLINE RowState ForLse() const { return {reference, lse_sum, nullptr}; }
+  float* max;  // running maximum of the scores
+  float* sum;  // [row][16] lanes that add up to the running sum of exp(score - max)
 };
 
 // Of the step under way.
 struct StepState {
-  alignas(64) float shift[kBlockRows];   // the reference; 0 where that is -inf
+  alignas(64) float shift[kBlockRows];   // the new maximum; 0 where that is -inf
   alignas(64) float factor[kBlockRows];  // for what was summed before
   uint32_t grown;                        // bit i: row i's factor is not 1, and something was summed
 };
@@ -119,9 +89,8 @@ ATTND_CPU_INLINE float* ScoresOf(float* scores, int64_t row, int64_t vector) {
 // Where a step's rows stand, for masks and ALiBi.
 struct Place {
   const GroupTile* tile;
-  int64_t row;     // of the task's rows, the block's first
-  int64_t key;     // the step's first
-  uint32_t exact;  // bit i: the block's row i sees large values; its reference becomes the maximum
+  int64_t row;  // of the task's rows, the block's first
+  int64_t key;  // the step's first
 };
 
 // The keys of the step that row `row` of the task sees, as bits, 16 a vector.
@@ -163,13 +132,13 @@ ATTND_CPU_INLINE void Transform(const Place& at, int64_t row, __m512 x[kVectors]
   }
 }
 
-// The references of 16 rows from `first` on, and what follows from them, the sums' rescaling
-// included. With kGeneral, softcap and ALiBi are applied; with kEdge, hidden keys become -inf; both
-// are stored. Not inlined: its instances serve every head_dim.
+// New maxima of 16 rows from `first` on, and what follows from them, the sums' rescaling included.
+// With kGeneral, softcap and ALiBi are applied; with kEdge, hidden keys become -inf; both are
+// stored. Not inlined: its instances serve every head_dim.
 template <int kVectors, bool kEdge, bool kGeneral>
-__attribute__((noinline)) void NewReferences(const Place& at, const Exponent& exponent,
-                                             const RowState& rows, int64_t first, float* scores,
-                                             StepState& step) {
+__attribute__((noinline)) void NewMaxima(const Place& at, const Exponent& exponent,
+                                         const RowState& rows, int64_t first, float* scores,
+                                         StepState& step) {
   __m512 v[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
@@ -190,31 +159,25 @@ __attribute__((noinline)) void NewReferences(const Place& at, const Exponent& ex
     for (int j = 1; j < kVectors; ++j) x[0] = _mm512_max_ps(x[j], x[0]);
     v[i] = x[0];
   }
-  float* reference = rows.reference + at.row + first;
-  const __m512 old = _mm512_load_ps(reference);
-  const __m512 max = ReduceEach(
-      v, [](__m512 a, __m512 b) __attribute__((always_inline)) { return _mm512_max_ps(a, b); });
-  const __m512 slack =
-      _mm512_mask_mov_ps(_mm512_set1_ps(exponent.slack), static_cast<__mmask16>(at.exact >> first),
-                         _mm512_setzero_ps());
-  const __mmask16 raised = _mm512_cmp_ps_mask(max, _mm512_add_ps(old, slack), _CMP_GT_OQ);
-  const __m512 raised_to = _mm512_mask_mov_ps(old, raised, max);
+  float* max = rows.max + at.row + first;
+  const __m512 old_max = _mm512_load_ps(max);
+  const __m512 new_max = _mm512_max_ps(
+      ReduceEach(
+          v, [](__m512 a, __m512 b) __attribute__((always_inline)) { return _mm512_max_ps(a, b); }),
+      old_max);
   const __m512 none = _mm512_set1_ps(-kInfinity);
-  const __m512 shift =
-      _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(raised_to, none, _CMP_NEQ_UQ), raised_to);
-  _mm512_store_ps(reference, raised_to);
+  const __m512 shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(new_max, none, _CMP_NEQ_UQ), new_max);
+  _mm512_store_ps(max, new_max);
   _mm512_store_ps(step.shift + first, shift);
   _mm512_store_ps(step.factor + first,
-                  ExpOf(_mm512_sub_ps(old, shift), _mm512_set1_ps(exponent.factor),
+                  ExpOf(_mm512_sub_ps(old_max, shift), _mm512_set1_ps(exponent.factor),
                         _mm512_set1_ps(exponent.least)));
-  const uint32_t grown = _mm512_mask_cmp_ps_mask(raised, old, none, _CMP_NEQ_UQ);
+  const uint32_t grown = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(old_max, none, _CMP_NEQ_UQ),
+                                                 new_max, old_max, _CMP_NEQ_UQ);
   for (uint32_t left = grown; left != 0; left &= left - 1) {
     const int64_t row = first + __builtin_ctz(left);
-    for (float* sums : {rows.sum, rows.lse_sum}) {
-      if (sums == nullptr) continue;
-      float* sum = sums + (at.row + row) * 16;
-      _mm512_store_ps(sum, _mm512_mul_ps(_mm512_load_ps(sum), _mm512_set1_ps(step.factor[row])));
-    }
+    float* sum = rows.sum + (at.row + row) * 16;
+    _mm512_store_ps(sum, _mm512_mul_ps(_mm512_load_ps(sum), _mm512_set1_ps(step.factor[row])));
   }
   step.grown = (first == 0 ? 0 : step.grown) | grown << first;
 }
@@ -222,10 +185,9 @@ __attribute__((noinline)) void NewReferences(const Place& at, const Exponent& ex
 // The scores of one row become weights in bf16, as the left operand of P.V:
 // [group of 32 keys][part][row half][row][16 pairs of keys that are 16 apart]. Of the first kGroups
 // groups, 2 or kKeyGroups: keys that are hidden add zeros to the sum, so that it is the same.
-// `rows` begins with the row.
 template <int kParts, int kGroups>
 ATTND_CPU_INLINE void Weights(const Exponent& exponent, float shift, int64_t row, float* scores,
-                              const RowState& rows, uint16_t* p) {
+                              float* sum, uint16_t* p) {
   const __m512 factor = _mm512_set1_ps(exponent.factor);
   const __m512 least = _mm512_set1_ps(exponent.least);
   __m512 e[2 * kGroups];
@@ -234,22 +196,12 @@ ATTND_CPU_INLINE void Weights(const Exponent& exponent, float shift, int64_t row
     const __m512 score = _mm512_load_ps(ScoresOf(scores, row, i));
     e[i] = ExpOf(_mm512_sub_ps(score, _mm512_set1_ps(shift)), factor, least);
   }
-  const auto add = [&](float* sum, auto of) __attribute__((always_inline)) {
-    __m512 total = _mm512_add_ps(of(e[0]), of(e[1]));
-#pragma GCC unroll 4
-    for (int group = 1; group < kGroups; ++group) {
-      total = _mm512_add_ps(total, _mm512_add_ps(of(e[2 * group]), of(e[2 * group + 1])));
-    }
-    _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), total));
-  };
-  const auto same = [](__m512 v) __attribute__((always_inline)) { return v; };
-  if constexpr (kParts == 2) {
-    add(rows.sum, same);
-  } else {
-    add(
-        rows.sum, [](__m512 v) __attribute__((always_inline)) { return RoundToBF16(v); });
-    if (rows.lse_sum != nullptr) add(rows.lse_sum, same);
+  __m512 total = _mm512_add_ps(_mm512_add_ps(e[0], e[1]), _mm512_add_ps(e[2], e[3]));
+  if constexpr (kGroups == 4) {
+    total =
+        _mm512_add_ps(total, _mm512_add_ps(_mm512_add_ps(e[4], e[5]), _mm512_add_ps(e[6], e[7])));
   }
+  _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), total));
   uint16_t* to = p + row * kDepth;
 #pragma GCC unroll 4
   for (int group = 0; group < kGroups; ++group, to += kParts * 2 * kTileElems) {
