@@ -24,13 +24,13 @@ namespace {
 enum ExitStatus { kClean = 0, kNotStarted = 1, kCallsCut = 3, kDeviceLost = 4 };
 
 // Page faults cost more than anything else that is done with a large message: memory that gRPC has
-// touched is kept, and few arenas keep it. The bounds are those of the receive budget, not
-// malloc's.
+// touched is kept, by one arena: of several each would keep as much as its largest messages took,
+// beyond the receive budget together. The bounds are those of the budget, not malloc's.
 void TuneMalloc() {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, 256 << 20);
   mallopt(M_TOP_PAD, 64 << 20);
-  mallopt(M_ARENA_MAX, 2);
+  mallopt(M_ARENA_MAX, 1);
 }
 
 // Debian's abseil looks for cycles of locks, as a debug build would, and gRPC takes many: 7 % of

@@ -26,16 +26,13 @@ class Completion {
 class RawStream {
  public:
   RawStream() { context_.AsyncNotifyWhenDone(&over_); }
-  ~RawStream() {
-    if (on_end_) on_end_();
-  }
   RawStream(const RawStream&) = delete;
   RawStream& operator=(const RawStream&) = delete;
 
   grpc::GenericServerContext& context() { return context_; }
   grpc::GenericServerAsyncReaderWriter& operations() { return operations_; }
-  // With the destructor.
-  void OnEnd(std::function<void()> on_end) { on_end_ = std::move(on_end); }
+  // Called when gRPC's side is gone.
+  void OnEnd(std::function<void()> on_end) { end_.tell = std::move(on_end); }
 
  private:
   friend class RawCall;
@@ -46,10 +43,17 @@ class RawStream {
     RawCall* call = nullptr;
   };
 
+  struct End {
+    ~End() {
+      if (tell) tell();
+    }
+    std::function<void()> tell;
+  };
+
+  End end_;  // first, so that it goes last
   Over over_;
   grpc::GenericServerContext context_;
   grpc::GenericServerAsyncReaderWriter operations_{&context_};
-  std::function<void()> on_end_;
 };
 
 // Operations are any thread's: one read, and one write or the end, at a time. Reactions run on the
