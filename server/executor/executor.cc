@@ -34,10 +34,9 @@ constexpr microseconds kNap{25};
 constexpr unsigned long kTimerSlackNs = 1000;
 
 // After its last batch a GPU's executor looks for the next one this often, half a millisecond or
-// so, before it sleeps: to be woken takes 20 to 70 us.
+// so, before it sleeps: to be woken takes 20 to 70 us. ExecutorOptions::busy_poll makes both
+// longer.
 constexpr int kIdleLooks = 2000;
-
-// Neither applies where it is told for how long to look (ExecutorOptions::busy_poll).
 
 // What is predicted to take no longer may run on the thread that brings it: that thread has other
 // calls to serve, and to hand a request to another thread and its answer to gRPC's costs as much.
@@ -188,6 +187,7 @@ class Executor::Impl {
     absl::optional<Batch> batch;
     if (device_->max_batches() > 1) {
       for (int look = 0; !batch && (look < kIdleLooks || clock_->Now() < asleep_from_); ++look) {
+        if (scheduler_->draining()) break;
         std::this_thread::yield();
         batch = scheduler_->NextBatchBefore(TimePoint::min());
       }

@@ -123,6 +123,11 @@ class Scheduler::Impl {
     }
   }
 
+  bool draining() const {
+    MutexLock lock(mutex_);
+    return !refusal_.ok();
+  }
+
   absl::optional<Batch> NextBatchBefore(TimePoint deadline, Duration longest) {
     std::vector<JobPtr> expired;
     absl::optional<Batch> batch;
@@ -336,6 +341,7 @@ absl::optional<Batch> Scheduler::NextBatchBefore(TimePoint deadline, Duration lo
 void Scheduler::Requeue(const std::vector<JobPtr>& jobs) { impl_->Requeue(jobs); }
 void Scheduler::Cancel(const JobPtr& job) { impl_->Cancel(job); }
 void Scheduler::Drain() { impl_->Drain(); }
+bool Scheduler::draining() const { return impl_->draining(); }
 void Scheduler::Stop(const absl::Status& status) { impl_->Stop(status); }
 int64_t Scheduler::queued_requests() const { return impl_->queued_requests(); }
 int64_t Scheduler::queued_bytes() const { return impl_->queued_bytes(); }

@@ -124,6 +124,9 @@ class Scheduler {
   // queue is empty.
   void Drain();
 
+  // Whether Drain() or Stop() has been called: no batch comes beside those of what is queued.
+  bool draining() const;
+
   // Like Drain, and everything queued is finished with `status` now, which is also what later
   // Submits return. Executors stop after what they hold. Only the first Stop counts.
   void Stop(const absl::Status& status);

@@ -13,7 +13,7 @@
 namespace attnd::server {
 
 // Registers the API by its names, so that reflection and health know it, and serves GetServerInfo;
-// Compute and ComputeStream are left to the RawService.
+// Compute and ComputeStream are left to RawCalls.
 class AttentionService final
     : public v1::AttentionService::WithGenericMethod_Compute<
           v1::AttentionService::WithGenericMethod_ComputeStream<v1::AttentionService::Service>> {

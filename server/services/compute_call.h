@@ -44,8 +44,8 @@ class ComputeCall : public RawCall, public std::enable_shared_from_this<ComputeC
   ComputeCall(const ComputeParts& parts, std::unique_ptr<RawStream> stream)
       : RawCall(std::move(stream)), parts_(parts) {}
 
-  // The owner from here on is the callee, on a thread of gRPC's that must not be kept: a message is
-  // in message_; the caller has closed its side.
+  // The owner from here on is the callee, on its connection's thread, which must not be kept: a
+  // message is in message_; the caller has closed its side.
   virtual void OnMessage() = 0;
   virtual void OnCallerClosed() = 0;
   // The job is done; the last owner. Called on the executor's thread.

@@ -22,7 +22,7 @@ inline constexpr char kModelStreamInferMethod[] =
 // Why a method of that protocol is not here; absent: it is, or is none of its.
 absl::optional<absl::string_view> WhyNoKserveMethod(absl::string_view method);
 
-// Methods that the RawService takes: inferences, and those that are not here.
+// Methods that RawCalls takes: inferences, and those that are not here.
 using KserveInferences = inference::GRPCInferenceService;
 using KserveMethods = KserveInferences::WithGenericMethod_ModelInfer<
     KserveInferences::WithGenericMethod_ModelStreamInfer<

@@ -13,8 +13,8 @@
 
 namespace attnd::server {
 
-// Up to this size a message is copied on gRPC's own thread: it lies in this processor's cache, and
-// another thread would wake up tens of microseconds later and take three times as long.
+// Up to this size a message is copied on its connection's thread: it lies in this processor's
+// cache, and another thread would wake up tens of microseconds later and take three times as long.
 inline constexpr int64_t kInlineBytes = int64_t{2} << 20;
 // Up to this size an answer is handed to gRPC by the thread that has it: to wake a sender costs
 // more than to write it to the socket.

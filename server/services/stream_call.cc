@@ -71,11 +71,11 @@ void StreamCall::TakeHeader() {
   if (sizes_.total() <= kInlineBytes) {
     // Without waiting, which this thread must not.
     const absl::Status begun = BeginUpload();
-    if (!IsForWantOfRoom(begun)) return Begun(begun);
+    if (!IsForWantOfRoom(begun)) return UploadBegun(begun);
   }
   Post(*parts_.decoders, [this, self = shared_from_this()] {
-    Begun(WhenRoom([&] { return UpperBlockBytes(*parts_.payload_pool, sizes_.total()); },
-                   request_->deadline, [&] { return BeginUpload(); }));
+    UploadBegun(WhenRoom([&] { return UpperBlockBytes(*parts_.payload_pool, sizes_.total()); },
+                         request_->deadline, [&] { return BeginUpload(); }));
   });
 }
 
@@ -103,7 +103,7 @@ absl::Status StreamCall::BeginUpload() {
   return absl::OkStatus();
 }
 
-void StreamCall::Begun(const absl::Status& status) {
+void StreamCall::UploadBegun(const absl::Status& status) {
   if (!status.ok()) return End(status, Stage::kReceive);
   ReadOn();
 }

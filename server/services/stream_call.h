@@ -54,13 +54,13 @@ class StreamCall final : public ComputeCall {
   // What came while a chunk was copied.
   enum class Ahead { kNothing, kMessage, kEnd };
 
-  // On gRPC's thread; a decoder waits for memory where that is not there at once.
+  // On the connection's thread; a decoder waits for memory where that is not there at once.
   void TakeHeader();
   // message_ to request_ and sizes_.
   absl::Status ReadHeader();
   // RESOURCE_EXHAUSTED without a pushback if there is no room now.
   absl::Status BeginUpload();
-  void Begun(const absl::Status& status);
+  void UploadBegun(const absl::Status& status);
   // Leaves what came to the thread that copies; false if there is none. `failed` is what copying
   // came to.
   bool LeaveToCopying(Ahead what, absl::Status& failed);

@@ -8,10 +8,5 @@ extern "C" const char* __tsan_default_suppressions() {
   return "race:grpc::internal::CallOpSet<\n"
          "race:grpc::internal::CallOpS\n"
          "race:grpc::internal::CallOpRecv\n"
-         "race:grpc::internal::CallbackUnaryCallImpl<\n"
-         "race:grpc::internal::CallbackUnaryHandler<*>::Deserialize\n"
-         "race:::ServerCallbackUnaryImpl::ServerCallbackUnaryImpl\n"
-         "race:::ServerCallbackUnaryImpl::Finish\n"
-         "race:::ServerCallbackReaderWriterImpl::ServerCallbackReaderWriterImpl\n"
-         "race:grpc::ServerBidiReactor<*>::InternalBindStream\n";
+         "race:grpc::internal::CallbackUnaryCallImpl<\n";
 }
