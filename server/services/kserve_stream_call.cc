@@ -123,7 +123,7 @@ void KserveStreamCall::TakeMessage() {
   if (const absl::Status status = CheckMessage(); !status.ok()) return Decoded(turn, status);
   turn->inside_gate = parts_.gate->Enter();
   if (!turn->inside_gate) return Decoded(turn, Draining());
-  if (static_cast<int64_t>(message_.Length()) <= kInlineBytes) {
+  if (IsCopiedHere(static_cast<int64_t>(message_.Length()))) {
     // Without waiting, which this thread must not.
     absl::StatusOr<std::unique_ptr<Request>> request = DecodeOnce(*turn, kInlineBytes);
     if (!IsForWantOfRoom(request.status())) return Decoded(turn, std::move(request));

@@ -9,47 +9,63 @@
 namespace attnd::server {
 
 void RawStream::Over::Complete(bool) {
-  PassBaton(call);
-  call->BeOver();
+  RawCall* of = nullptr;
+  {
+    MutexLock lock(stream.mutex_);
+    has_come = true;
+    of = call;
+    if (of == nullptr) return;  // Begun sees to it
+    PassBaton(of);
+    of->BeOver();
+  }
+  of->Release();
 }
 
 void RawCall::Reaction::Complete(bool ok) {
   RawCall* const of = call;
   PassBaton(of);
-  (of->*react)(ok);
+  {
+    MutexLock lock(of->stream_->mutex());
+    (of->*react)(ok);
+  }
   of->Release();
 }
 
 RawCall::RawCall(std::unique_ptr<RawStream> stream) : stream_(std::move(stream)) {
   stream_->over_.call = this;
+  over_before_ = stream_->over_.has_come;
 }
 
 void RawCall::Begun() {
+  if (over_before_) {
+    BeOver();
+    Release();
+  }
   PassBaton(this);
   Release();
 }
 
+void* RawCall::TagOf(Reaction& reaction) {
+  PassBaton(this);
+  return reaction.NewTag();
+}
+
 void RawCall::StartRead(grpc::ByteBuffer* message) {
   ++under_way_;
-  PassBaton(this);
-  stream_->operations().Read(message, static_cast<Completion*>(&read_));
+  stream_->operations().Read(message, TagOf(read_));
 }
 
 void RawCall::StartWrite(grpc::ByteBuffer message) {
   ++under_way_;
-  PassBaton(this);
-  stream_->operations().Write(message, static_cast<Completion*>(&written_));
+  stream_->operations().Write(message, TagOf(written_));
 }
 
 void RawCall::StartWriteAndFinish(grpc::ByteBuffer message, const grpc::Status& status) {
-  PassBaton(this);
-  stream_->operations().WriteAndFinish(message, grpc::WriteOptions(), status,
-                                       static_cast<Completion*>(&finished_));
+  stream_->operations().WriteAndFinish(message, grpc::WriteOptions(), status, TagOf(finished_));
 }
 
 void RawCall::Finish(const grpc::Status& status) {
-  PassBaton(this);
-  stream_->operations().Finish(status, static_cast<Completion*>(&finished_));
+  stream_->operations().Finish(status, TagOf(finished_));
 }
 
 void RawCall::ReadDone(bool ok) {
@@ -63,7 +79,6 @@ void RawCall::BeOver() {
     cancelled_ = true;
     OnCancel();
   }
-  Release();
 }
 
 void RawCall::Release() {

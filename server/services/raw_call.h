@@ -8,14 +8,29 @@
 #include <functional>
 #include <memory>
 
+#include "absl/base/thread_annotations.h"
+#include "kernels/sync.h"
+#include "server/grpc_order.h"
+
 namespace attnd::server {
 
 class RawCall;
 
-// What a completion queue hands out; its address is the tag.
+// What a completion queue hands out, by its address.
 class Completion {
  public:
-  // On the queue's thread. `ok` as gRPC says it of the operation. `this` may be gone afterwards.
+  // For an operation; ...
+  void* NewTag() {
+    PassBaton(this);
+    return this;
+  }
+  // ... and back.
+  static Completion& Of(void* tag) {
+    PassBaton(tag);
+    return *static_cast<Completion*>(tag);
+  }
+  // On a thread of the queue's. `ok` as gRPC says it of the operation. `this` may be gone
+  // afterwards.
   virtual void Complete(bool ok) = 0;
 
  protected:
@@ -25,12 +40,14 @@ class Completion {
 // gRPC's side of one call; made before there is one (RawServer).
 class RawStream {
  public:
-  RawStream() { context_.AsyncNotifyWhenDone(&over_); }
+  RawStream() : over_(*this) { context_.AsyncNotifyWhenDone(over_.NewTag()); }
   RawStream(const RawStream&) = delete;
   RawStream& operator=(const RawStream&) = delete;
 
   grpc::GenericServerContext& context() { return context_; }
   grpc::GenericServerAsyncReaderWriter& operations() { return operations_; }
+  // Held while the call begins, and by each of its reactions.
+  Mutex& mutex() { return mutex_; }
   // Called when gRPC's side is gone.
   void OnEnd(std::function<void()> on_end) { end_.tell = std::move(on_end); }
 
@@ -39,8 +56,12 @@ class RawStream {
 
   // gRPC tells when the call is over, whoever ended it.
   struct Over final : Completion {
+    explicit Over(RawStream& the_stream) : stream(the_stream) {}
     void Complete(bool ok) override;
+    RawStream& stream;
+    // Under the stream's mutex. The word may come before there is a call.
     RawCall* call = nullptr;
+    bool has_come = false;
   };
 
   struct End {
@@ -51,15 +72,16 @@ class RawStream {
   };
 
   End end_;  // first, so that it goes last
+  Mutex mutex_;
   Over over_;
   grpc::GenericServerContext context_;
   grpc::GenericServerAsyncReaderWriter operations_{&context_};
 };
 
-// Operations are any thread's: one read, and one write or the end, at a time. Reactions run on the
-// thread of the call's queue, one after the other, which must not be kept waiting: it serves other
-// calls and their connections. The call lives until OnDone has returned, at least; whoever starts
-// an operation outside of a reaction holds it.
+// Operations are any thread's: one read, and one write or the end, at a time. Reactions run one
+// after the other, on the threads of the call's queue, which must not be kept waiting: they serve
+// other calls and their connections. The call lives until OnDone has returned, at least; whoever
+// starts an operation outside of a reaction holds it.
 class RawCall {
  public:
   virtual ~RawCall() = default;
@@ -103,6 +125,7 @@ class RawCall {
   void Finished(bool) {}
   void BeOver();
   void Release();
+  void* TagOf(Reaction& reaction);
 
   const std::unique_ptr<RawStream> stream_;
   Reaction read_{this, &RawCall::ReadDone};
@@ -112,6 +135,7 @@ class RawCall {
   // over.
   std::atomic<int> under_way_{3};
   std::atomic<bool> cancelled_{false};
+  bool over_before_ = false;  // it had begun
 };
 
 }  // namespace attnd::server

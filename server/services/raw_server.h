@@ -5,6 +5,7 @@
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/server_builder.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -14,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "kernels/sync.h"
+#include "server/services/io_lane.h"
 #include "server/services/raw_call.h"
 
 namespace attnd::server {
@@ -28,7 +30,8 @@ struct RawServerOptions {
 // Every connection belongs to one thread, which reads and writes it and runs its calls' reactions:
 // nothing of a call wakes another thread. gRPC's own callback threads wake each other several times
 // a call (server/README.md has the figures). With gRPC's default way to wait all threads wait for
-// all connections: see UsePolling in transport.h.
+// all connections: see UsePolling in transport.h. For a thread that gRPC keeps, another stands in
+// (io_lane.h).
 //
 // Other services on the same server must be synchronous: methods by callback would bring a queue of
 // gRPC's that takes part of the connections.
@@ -53,20 +56,25 @@ class RawServer {
 
  private:
   class Arrival;
-  using Queue = grpc::ServerCompletionQueue;
 
-  void Expect(Queue* queue);
-  void Serve(Queue& queue) const;
-  // False: the queue has ended.
-  bool Next(Queue& queue, void** tag, bool* ok) const;
+  void Expect(IoLane::Queue* queue);
+  // On each of the threads that stand in.
+  void StandIn() ABSL_LOCKS_EXCLUDED(watch_);
+  // Null: Stop.
+  IoLane* AwaitOneLeftAlone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_);
   void Enter() ABSL_LOCKS_EXCLUDED(mutex_);
   void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const RawServerOptions options_;
   const Begin begin_;
   grpc::AsyncGenericService service_;
-  std::vector<std::unique_ptr<Queue>> queues_;
-  std::vector<std::thread> threads_;
+  std::vector<std::unique_ptr<IoLane>> lanes_;
+  // One watches over the lanes, the others wait for their turn or stand in.
+  std::vector<std::thread> stand_ins_;
+
+  Mutex watch_;  // held by who watches
+  CondVar stop_watching_;
+  std::atomic<bool> stopping_{false};
 
   Mutex mutex_;
   CondVar empty_;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/log.h"
+#include "server/services/io_lane.h"
 
 namespace attnd::server {
 namespace {
@@ -19,6 +20,10 @@ absl::Status WithPushback(absl::Status status, int64_t pushback_ms) {
 absl::Status DeadlinePassed() { return absl::DeadlineExceededError("the deadline passed"); }
 
 }  // namespace
+
+bool IsCopiedHere(int64_t bytes) {
+  return bytes <= kAlwaysInlineBytes || (bytes <= kInlineBytes && IoLane::HasTime());
+}
 
 absl::Status Busy(absl::string_view message) {
   return WithPushback(absl::ResourceExhaustedError(message), kBusyPushbackMs);

@@ -16,6 +16,10 @@ namespace attnd::server {
 // Up to this size a message is copied on its connection's thread: it lies in this processor's
 // cache, and another thread would wake up tens of microseconds later and take three times as long.
 inline constexpr int64_t kInlineBytes = int64_t{2} << 20;
+// And this much even by a thread that is behind with its work (IoLane::HasTime).
+inline constexpr int64_t kAlwaysInlineBytes = int64_t{64} << 10;
+// Whether a message is copied by this thread, its connection's.
+bool IsCopiedHere(int64_t bytes);
 // Up to this size an answer is handed to gRPC by the thread that has it: to wake a sender costs
 // more than to write it to the socket.
 inline constexpr int64_t kSmallAnswerBytes = int64_t{64} << 10;

@@ -28,10 +28,10 @@ void StreamCall::OnMessage() {
   if (!status.ok()) return End(status, Stage::kReceive);
   const auto self = shared_from_this();  // the call may end from here on
   chunk_.Swap(&message_);
-  const bool is_large = static_cast<int64_t>(chunk_.Length()) > kInlineBytes;
+  const bool copied_here = IsCopiedHere(static_cast<int64_t>(chunk_.Length()));
   ReadOn();
   // Copiers never refuse.
-  if (!is_large || !parts_.copiers->TryPost([this, self] { CopyChunks(); })) CopyChunks();
+  if (copied_here || !parts_.copiers->TryPost([this, self] { CopyChunks(); })) CopyChunks();
 }
 
 bool StreamCall::LeaveToCopying(Ahead what, absl::Status& failed) {
@@ -68,7 +68,7 @@ void StreamCall::TakeHeader() {
   const absl::Status status = ReadHeader();
   message_.Clear();
   if (!status.ok()) return End(status, Stage::kReceive);
-  if (sizes_.total() <= kInlineBytes) {
+  if (IsCopiedHere(sizes_.total())) {
     // Without waiting, which this thread must not.
     const absl::Status begun = BeginUpload();
     if (!IsForWantOfRoom(begun)) return UploadBegun(begun);

@@ -39,7 +39,7 @@ void UnaryCall::Received() {
   if (status.ok()) status = CheckDeclared();
   if (!status.ok()) return End(status, Stage::kReceive);
   permit_.ShrinkTo(bytes);
-  if (bytes <= kInlineBytes) {
+  if (IsCopiedHere(bytes)) {
     // Without waiting, which that thread must not.
     absl::StatusOr<std::unique_ptr<Request>> request = DecodeOnce(kInlineBytes);
     if (!IsForWantOfRoom(request.status())) return Decoded(std::move(request));

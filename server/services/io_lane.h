@@ -1,0 +1,72 @@
+// A queue of gRPC's and who serves it.
+#ifndef ATTND_SERVER_SERVICES_IO_LANE_H_
+#define ATTND_SERVER_SERVICES_IO_LANE_H_
+
+#include <grpcpp/completion_queue.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include "server/clock.h"
+
+namespace attnd::server {
+
+// A queue's connections are served by one thread, so that nothing of a call wakes another one. But
+// gRPC reads a connection for as long as there is something to read: beside a caller that sends
+// 50 MB the others would wait for 100 ms. So somebody glances at the lane every few milliseconds,
+// and stands in for its thread while that one does not come back.
+class IoLane {
+ public:
+  using Queue = grpc::ServerCompletionQueue;
+
+  // For `busy_poll` after it had something to do the thread looks for more before it sleeps.
+  IoLane(std::unique_ptr<Queue> queue, std::chrono::microseconds busy_poll);
+  // After Join.
+  ~IoLane() = default;
+  IoLane(const IoLane&) = delete;
+  IoLane& operator=(const IoLane&) = delete;
+
+  Queue* queue() { return queue_.get(); }
+
+  void Start();
+  // Ends the queue, and with it the thread, when all that is in it is done. Also if never started.
+  void Join();
+
+  // The two for one thread at a time, between Start and Join. Whether there was something to do
+  // since the last glance, ...
+  enum class Seen { kIdle, kServed, kLeftAlone };
+  // ... and whether, for all that, nobody came back from gRPC: who serves it is at work, and nobody
+  // waits for the lane's other connections.
+  Seen Glance(TimePoint now);
+  // Any thread: serves the queue until its own thread is back, for 10 ms at most.
+  void StandIn();
+
+  // On a thread that serves a lane, false: it has been at work for a millisecond without looking
+  // for more, so what takes long is a worker's now. True on other threads.
+  static bool HasTime();
+
+ private:
+  void Serve();
+  // False: the queue has ended.
+  bool Next(void** tag, bool* ok);
+  Duration ProcessorTime() const;
+
+  const std::unique_ptr<Queue> queue_;
+  const std::chrono::microseconds busy_poll_;
+  // Grows with each coming and going of the lane's thread between gRPC and reactions; of who stands
+  // in for it.
+  std::atomic<uint64_t> own_turns_{0};
+  std::atomic<uint64_t> other_turns_{0};
+  std::thread thread_;
+  // Of the last glance.
+  uint64_t seen_turns_ = 0;
+  TimePoint seen_at_{};
+  Duration seen_processor_time_{};
+};
+
+}  // namespace attnd::server
+
+#endif  // ATTND_SERVER_SERVICES_IO_LANE_H_
