@@ -70,11 +70,14 @@ ATTND_CPU_INLINE DecodeScratch MakeDecodeScratch(void* memory, const GroupTile& 
   return s;
 }
 
-// Elements [i, i + kLanes) of a row of `count`; zeros past its end.
-template <Element element>
+// Elements [i, i + kLanes) of a row of `count`; zeros past its end. whole: `count` is a multiple of
+// kColumnElems, here and below, and nothing is asked.
+template <Element element, bool whole>
 ATTND_CPU_INLINE F32 LoadElems(const unsigned char* row, int64_t i, int64_t count) {
   using S = Stored<element>;
-  if (i + kLanes <= count) return S::Load(LoadVector<typename S::Vector>(row + i * S::kBytes));
+  if (whole || i + kLanes <= count) {
+    return S::Load(LoadVector<typename S::Vector>(row + i * S::kBytes));
+  }
   typename S::Vector bits{};
   if (i < count) __builtin_memcpy(&bits, row + i * S::kBytes, (count - i) * S::kBytes);
   return S::Load(bits);
@@ -88,19 +91,20 @@ struct Pair {
 // Elements [i, i + 2 * kLanes) of a row of `count`, in the order in which they are cheapest to
 // convert: of bf16 the even ones, then the odd ones, which takes an instruction each; of others one
 // half after the other. Zeros past the row's end. Q, K, V and O all have this order here.
-template <Element element>
+template <Element element, bool whole>
 ATTND_CPU_INLINE Pair LoadPair(const unsigned char* row, int64_t i, int64_t count) {
   if constexpr (element == Element::kBF16) {
     U32 words{};
     const unsigned char* from = row + 2 * i;
-    if (i + 2 * kLanes <= count) {
+    if (whole || i + 2 * kLanes <= count) {
       words = LoadVector<U32>(from);
     } else if (i < count) {
       __builtin_memcpy(&words, from, 2 * (count - i));
     }
     return {{FromBits(words << 16), FromBits(words & 0xffff0000u)}};
   } else {
-    return {{LoadElems<element>(row, i, count), LoadElems<element>(row, i + kLanes, count)}};
+    return {{LoadElems<element, whole>(row, i, count),
+             LoadElems<element, whole>(row, i + kLanes, count)}};
   }
 }
 
@@ -150,58 +154,61 @@ ATTND_CPU_INLINE F32 SumOfEach(F32* v) {
   }
 }
 
-template <Element element>
-ATTND_CPU_INLINE void PrefetchRow(const void* row, int64_t head_dim) {
-  const auto* bytes = static_cast<const unsigned char*>(row);
-  for (int64_t i = 0; i < head_dim * Stored<element>::kBytes; i += 64)
-    __builtin_prefetch(bytes + i);
-}
-
-// Rows that are asked for ahead: enough to hide the memory's latency, few enough to stay in the L1
-// until they are read. The processor's own prefetching stops at every page, and without this a
-// third of the rate is lost.
-constexpr int64_t kRowsAhead = 16;
-
-// K of the keys [key, key + count) is read, then their V. Asks for what comes kRowsAhead rows after
-// the K of key + i.
-template <Element element>
-ATTND_CPU_INLINE void PrefetchAfterK(const GroupTile& tile, int64_t key, int64_t i, int64_t count) {
-  const int64_t ahead = i + kRowsAhead;
-  if (ahead < count) {
-    PrefetchRow<element>(tile.k.Row(key + ahead), tile.head_dim);
-  } else if (ahead < 2 * count) {
-    PrefetchRow<element>(tile.v.Row(key + ahead - count), tile.head_dim);
+// Adds up `v`'s lanes, or finds their maximum, by halves: the result stands in every lane.
+struct Adding {
+  ATTND_CPU_INLINE static F32 Of(F32 a, F32 b) { return a + b; }
+};
+struct Greatest {
+  ATTND_CPU_INLINE static F32 Of(F32 a, F32 b) { return Max(a, b); }
+};
+template <typename Operation, int step = kLanes / 2, int... lane>
+ATTND_CPU_INLINE F32 OverLanes(F32 v, std::integer_sequence<int, lane...> lanes) {
+  v = Operation::Of(v, __builtin_shufflevector(v, v, (lane ^ step)...));
+  if constexpr (step > 1) {
+    return OverLanes<Operation, step / 2>(v, lanes);
+  } else {
+    return v;
   }
 }
-// The same after the V of key + i, where the K of further keys follows, up to `end`.
+template <typename Operation>
+ATTND_CPU_INLINE F32 OverLanes(F32 v) {
+  return OverLanes<Operation>(v, std::make_integer_sequence<int, kLanes>());
+}
+
+// Asks for two vectors of a row, elements i and following. Into the L2, as the L1 has fewer places
+// for what it waits for: PREFETCHT1 gets 15 GB/s to a core of a Sapphire Rapids, PREFETCHT0 13.
 template <Element element>
-ATTND_CPU_INLINE void PrefetchAfterV(const GroupTile& tile, int64_t key, int64_t i, int64_t count,
-                                     int64_t end) {
-  const int64_t ahead = key + i + kRowsAhead;
-  if (i + kRowsAhead < count) {
-    PrefetchRow<element>(tile.v.Row(ahead), tile.head_dim);
-  } else if (ahead < end) {
-    PrefetchRow<element>(tile.k.Row(ahead), tile.head_dim);
+ATTND_CPU_INLINE void PrefetchPair(const void* row, int64_t i) {
+  constexpr int64_t kBytes = Stored<element>::kBytes, kLineBytes = 64;
+  const auto* from = static_cast<const unsigned char*>(row) + i * kBytes;
+  for (int64_t offset = 0; offset < 2 * kLanes * kBytes; offset += kLineBytes) {
+    __builtin_prefetch(from + offset, 0, 2);
   }
 }
 
-// Dot products of all heads with keys [key, key + count), count <= kDecodeKeys.
-template <Element element>
+// Dot products of all heads with keys [key, key + count), count <= kDecodeKeys. Asks for V of these
+// keys meanwhile, in step with K, so that the memory always has something to do.
+template <Element element, bool whole>
 ATTND_CPU_INLINE void DotProducts(const GroupTile& tile, const DecodeScratch& s, int64_t key,
                                   int64_t count) {
   for (int64_t i = 0; i < count; i += kKeys) {
     const unsigned char* k[kKeys];
+    const void* v[kKeys];
     for (int j = 0; j < kKeys; ++j) {
       // The last key in the place of those past the end, whose scores are not looked at.
-      k[j] = static_cast<const unsigned char*>(tile.k.Row(key + Least(i + j, count - 1)));
-      PrefetchAfterK<element>(tile, key, i + j, count);
+      const int64_t one = key + Least(i + j, count - 1);
+      k[j] = static_cast<const unsigned char*>(tile.k.Row(one));
+      v[j] = tile.v.Row(one);
     }
     for (int64_t row = 0; row < s.rows; row += kRows) {
       const float* q = s.q + row * s.padded_dim;
       F32 sums[kLanes] = {};
       for (int64_t column = 0; column < tile.head_dim; column += 2 * kLanes) {
         Pair elems[kKeys];
-        for (int j = 0; j < kKeys; ++j) elems[j] = LoadPair<element>(k[j], column, tile.head_dim);
+        for (int j = 0; j < kKeys; ++j) {
+          elems[j] = LoadPair<element, whole>(k[j], column, tile.head_dim);
+          if (row == 0) PrefetchPair<element>(v[j], column);
+        }
         for (int h = 0; h < 2; ++h) {
           for (int r = 0; r < kRows; ++r) {
             const F32 queries = LoadVector<F32>(q + r * s.padded_dim + column + h * kLanes);
@@ -221,15 +228,18 @@ ATTND_CPU_INLINE void DotProducts(const GroupTile& tile, const DecodeScratch& s,
   }
 }
 
+template <int... lane>
+ATTND_CPU_INLINE F32 LaneNumbers(std::integer_sequence<int, lane...>) {
+  return F32{static_cast<float>(lane)...};
+}
+// first, first + 1 ...
 ATTND_CPU_INLINE F32 LaneNumbers(int64_t first) {
-  F32 numbers;
-  for (int lane = 0; lane < kLanes; ++lane) numbers[lane] = static_cast<float>(first + lane);
-  return numbers;
+  return LaneNumbers(std::make_integer_sequence<int, kLanes>()) + static_cast<float>(first);
 }
 
-// Scores of one head, from dot products; -inf from `count` on. Their maximum.
-ATTND_CPU_INLINE float Scores(const GroupTile& tile, float slope, int64_t key, int64_t count,
-                              float* scores) {
+// Scores of one head, from dot products; -inf from `count` on. Their maximum, in every lane.
+ATTND_CPU_INLINE F32 Scores(const GroupTile& tile, float slope, int64_t key, int64_t count,
+                            float* scores) {
   F32 max = Broadcast(-kInfinity);
   for (int64_t i = 0; i < kDecodeKeys; i += kLanes) {
     F32 x = LoadVector<F32>(scores + i) * tile.scale;
@@ -242,9 +252,7 @@ ATTND_CPU_INLINE float Scores(const GroupTile& tile, float slope, int64_t key, i
     StoreVector(scores + i, x);
     max = Max(x, max);
   }
-  float most = -kInfinity;
-  for (int lane = 0; lane < kLanes; ++lane) most = max[lane] > most ? max[lane] : most;
-  return most;
+  return OverLanes<Greatest>(max);
 }
 
 // Turns dot products into probabilities relative to the new maximum.
@@ -253,28 +261,26 @@ ATTND_CPU_INLINE void DecodeSoftmax(const GroupTile& tile, const DecodeScratch& 
   for (int64_t row = 0; row < tile.group; ++row) {
     float* scores = s.scores + row * kDecodeKeys;
     const float slope = tile.alibi_slopes != nullptr ? tile.alibi_slopes[row] : 0.0f;
-    const float most = Scores(tile, slope, key, count, scores);
-    const float old_max = partial.max[row];
-    const float new_max = most > old_max ? most : old_max;
+    const F32 old_max = Broadcast(partial.max[row]);
+    const F32 new_max = Max(Scores(tile, slope, key, count, scores), old_max);
     // Nothing but -inf so far: any finite number in the maximum's place gives exp(-inf) = 0.
-    const float shift = new_max == -kInfinity ? 0.0f : new_max;
+    const F32 shift = new_max == -kInfinity ? F32{} : new_max;
     F32 sums{};
     for (int64_t i = 0; i < kDecodeKeys; i += kLanes) {
       const F32 p = Exp(LoadVector<F32>(scores + i) - shift);
       StoreVector(scores + i, p);
       sums += p;
     }
-    float sum = 0;
-    for (int lane = 0; lane < kLanes; ++lane) sum += sums[lane];
-    const float factor = Exp(Broadcast(old_max - shift))[0];
-    s.factor[row] = factor;
-    partial.max[row] = new_max;
-    partial.sum[row] = partial.sum[row] * factor + sum;
+    const F32 factor = Exp(old_max - shift);
+    s.factor[row] = factor[0];
+    partial.max[row] = new_max[0];
+    partial.sum[row] = Fma(Broadcast(partial.sum[row]), factor, OverLanes<Adding>(sums))[0];
   }
 }
 
-// O = O * factor + P.V, the tile's own part summed from zero first.
-template <Element element>
+// O = O * factor + P.V, the tile's own part summed from zero first. Asks for K of the next tile's
+// keys, before `end`, meanwhile.
+template <Element element, bool whole>
 ATTND_CPU_INLINE void AddDecodeValues(const GroupTile& tile, const DecodeScratch& s,
                                       const Partial& partial, int64_t key, int64_t count,
                                       int64_t end) {
@@ -284,10 +290,12 @@ ATTND_CPU_INLINE void AddDecodeValues(const GroupTile& tile, const DecodeScratch
       F32 sums[kRows][kColumnVectors] = {};
       for (int64_t i = 0; i < count; ++i) {
         const auto* v = static_cast<const unsigned char*>(tile.v.Row(key + i));
-        if (row == 0 && column == 0) PrefetchAfterV<element>(tile, key, i, count, end);
+        const void* k = tile.k.Row(Least(key + i + kDecodeKeys, end - 1));
         Pair elems[kColumnVectors / 2];
         for (int c = 0; c < kColumnVectors / 2; ++c) {
-          elems[c] = LoadPair<element>(v, column + 2 * c * kLanes, tile.head_dim);
+          const int64_t from = column + 2 * c * kLanes;
+          elems[c] = LoadPair<element, whole>(v, from, tile.head_dim);
+          if (row == 0) PrefetchPair<element>(k, from);
         }
         for (int r = 0; r < kRows; ++r) {
           const F32 weight = Broadcast(p[r * kDecodeKeys + i]);
@@ -307,7 +315,7 @@ ATTND_CPU_INLINE void AddDecodeValues(const GroupTile& tile, const DecodeScratch
   }
 }
 
-template <Element element>
+template <Element element, bool whole>
 void RunDecodeOf(const GroupTile& tile, int64_t key_begin, int64_t key_end, float* memory,
                  void* scratch) {
   const DecodeScratch s = MakeDecodeScratch(scratch, tile);
@@ -315,7 +323,7 @@ void RunDecodeOf(const GroupTile& tile, int64_t key_begin, int64_t key_end, floa
   for (int64_t row = 0; row < s.rows; ++row) {
     const unsigned char* q = tile.q + row * tile.q_head_stride_bytes;
     for (int64_t i = 0; i < s.padded_dim; i += 2 * kLanes) {
-      const Pair elems = row < tile.group ? LoadPair<element>(q, i, tile.head_dim) : Pair{};
+      const Pair elems = row < tile.group ? LoadPair<element, whole>(q, i, tile.head_dim) : Pair{};
       for (int h = 0; h < 2; ++h) {
         StoreVector(s.q + row * s.padded_dim + i + h * kLanes, elems.half[h]);
         StoreVector(partial.o + row * s.padded_dim + i + h * kLanes, F32{});
@@ -331,24 +339,23 @@ void RunDecodeOf(const GroupTile& tile, int64_t key_begin, int64_t key_end, floa
   for (int64_t key = range.begin > key_begin ? range.begin : key_begin; key < end;
        key += kDecodeKeys) {
     const int64_t count = Least(end - key, kDecodeKeys);
-    DotProducts<element>(tile, s, key, count);
+    DotProducts<element, whole>(tile, s, key, count);
     DecodeSoftmax(tile, s, partial, key, count);
     // The rows that fill up the last block keep probabilities of 0.
     for (int64_t i = tile.group * kDecodeKeys; i < s.rows * kDecodeKeys; ++i) s.scores[i] = 0;
-    AddDecodeValues<element>(tile, s, partial, key, count, end);
+    AddDecodeValues<element, whole>(tile, s, partial, key, count, end);
   }
 }
 
 void RunDecode(const GroupTile& tile, int64_t key_begin, int64_t key_end, float* partial,
                void* scratch) {
-  switch (tile.element) {
-    case Element::kF32:
-      return RunDecodeOf<Element::kF32>(tile, key_begin, key_end, partial, scratch);
-    case Element::kF16:
-      return RunDecodeOf<Element::kF16>(tile, key_begin, key_end, partial, scratch);
-    case Element::kBF16:
-      return RunDecodeOf<Element::kBF16>(tile, key_begin, key_end, partial, scratch);
-  }
+  ForElement(tile.element, [&](auto type) {
+    if (tile.head_dim % kColumnElems == 0) {
+      RunDecodeOf<type.value, true>(tile, key_begin, key_end, partial, scratch);
+    } else {
+      RunDecodeOf<type.value, false>(tile, key_begin, key_end, partial, scratch);
+    }
+  });
 }
 
 // One head: the sum of O over the splits by their weights, over the sum of sums.
@@ -387,17 +394,7 @@ void MergeRow(const GroupTile& tile, const float* partials, int64_t splits, int6
 
 void MergeDecode(const GroupTile& tile, const float* partials, int64_t splits) {
   for (int64_t row = 0; row < tile.group; ++row) {
-    switch (tile.element) {
-      case Element::kF32:
-        MergeRow<Element::kF32>(tile, partials, splits, row);
-        break;
-      case Element::kF16:
-        MergeRow<Element::kF16>(tile, partials, splits, row);
-        break;
-      case Element::kBF16:
-        MergeRow<Element::kBF16>(tile, partials, splits, row);
-        break;
-    }
+    ForElement(tile.element, [&](auto type) { MergeRow<type.value>(tile, partials, splits, row); });
   }
 }
 

@@ -20,6 +20,7 @@ IMPLS = ("attnd", "torch")
 TOKENS = 4096  # of a call: batch follows from the length
 WIDTH = 1024  # heads x head_dim
 MIN_ROUND_S = 0.05
+REST_S = 0.01  # OpenMP's threads keep their processors for some 4 ms after a call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +68,8 @@ def row(impl, shape, median_s, rel_error):
             "tflops": shape.flops() / median_s / 1e12, "kv_gb_per_s": shape.kv_bytes() / median_s / 1e9, "rel_error": rel_error}
 
 
-def alternate(runs, rounds, clock=time.perf_counter):
-    """{name: median seconds of one call}: every run once a round, another one first in each; short ones repeated in it."""
+def alternate(runs, rounds, clock=time.perf_counter, rest=time.sleep):
+    """{name: median seconds of one call}: every run once a round, another one first in each; short ones repeated in it, after a call that wakes the threads."""
     def timed(run, count):
         start = clock()
         for _ in range(count):
@@ -84,6 +85,9 @@ def alternate(runs, rounds, clock=time.perf_counter):
     for number in range(rounds):
         first = number % len(order)
         for name in order[first:] + order[:first]:
+            rest(REST_S)
+            if counts[name] > 1:
+                runs[name]()
             times[name].append(timed(runs[name], counts[name]))
     return {name: statistics.median(found) for name, found in times.items()}
 

@@ -31,8 +31,12 @@ def test_flops_are_halved_for_causal():
     assert full.flops() == 2 * causal.flops() == 4 * 2 * 8 * 8 * 4
 
 
-def test_rounds_alternate_and_medians_are_of_one_call():
+def test_rounds_alternate_with_rests_and_medians_are_of_one_call():
     now, log = [0.0], []
+
+    def rest(seconds):
+        log.append("rest")
+        now[0] += seconds
 
     def run(name, seconds):
         def call():
@@ -40,10 +44,11 @@ def test_rounds_alternate_and_medians_are_of_one_call():
             now[0] += seconds
         return call
 
-    times = cpu_peers.alternate({"a": run("a", 0.1), "b": run("b", 0.02)}, 2, clock=lambda: now[0])
+    times = cpu_peers.alternate({"a": run("a", 0.1), "b": run("b", 0.02)}, 2, clock=lambda: now[0], rest=rest)
     assert times["a"] == pytest.approx(0.1) and times["b"] == pytest.approx(0.02)
     timed = log[4:]  # after a first call and one that is counted, of each
-    assert timed == ["a"] + ["b"] * 3 + ["b"] * 3 + ["a"]
+    a, b = ["rest", "a"], ["rest"] + ["b"] * 4  # three that are timed, after one that is not
+    assert timed == a + b + b + a
 
 
 def test_the_summary_tells_ratios_of_each_group(data):
