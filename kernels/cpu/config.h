@@ -19,7 +19,7 @@ inline constexpr int64_t kKvTile = 64;
 
 // The micro-kernel multiplies kRowVectors vectors of rows by kColumns broadcast elements and holds
 // kRowVectors * kColumns sums in registers: at least 8 of them, as two FMA units of latency 4 need.
-// A tile's last block takes as many vectors as hold its rows.
+// A tile's blocks are as equal as vectors allow, the last one takes as many as hold its rows.
 //   AVX-512: 3 x 8 = 24 sums + 3 operands + 1 broadcast of 32 registers; 11 loads for 24 FMAs, or
 //            for 24 VDPBF16PS, of which Zen 4 begins one a cycle and Sapphire Rapids one in two,
 //            with latencies of 6 and 8. 2 x 8 sums are 6 % slower.

@@ -100,6 +100,21 @@ ATTND_CPU_INLINE int64_t Clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
+// Rows [row, row + rows) of a tile, in whole vectors but for the tile's last.
+struct RowBlock {
+  int64_t row;
+  int64_t rows;
+  int64_t slot;  // its first row's place in scratch, a multiple of kBlockRows
+  bool is_new;   // its O holds nothing yet
+};
+
+// Of a tile of so many, > 0: blocks as equal as vectors allow, as one of few vectors computes at a
+// lower rate.
+ATTND_CPU_INLINE int64_t RowsOfBlock(int64_t rows) {
+  const int64_t least_rows = (rows + kBlockRows - 1) / kBlockRows * kLanes;
+  return (rows + least_rows - 1) / least_rows * kLanes;
+}
+
 ATTND_CPU_INLINE void FindKeysOfBlock(const FlashTile& tile, int64_t row_begin, int64_t row_end,
                                       int64_t k0, int64_t keys, BlockKeys& block) {
   const KeyRange range = tile.band.KvRange(row_begin, row_end, tile.kv_len);
@@ -316,10 +331,10 @@ ATTND_CPU_INLINE void Softmax(float* scores, float* max, float* sum, const Block
   }
 }
 
-// O = O * rescale + P.V, the tile's own part summed from zero first.
+// O = O * rescale + P.V, the tile's own part summed from zero first; O = P.V if it is new.
 template <int kVectors>
 ATTND_CPU_INLINE void AddValues(const FlashTile& tile, const KvTile& kv, const float* weights,
-                                const BlockKeys& block, const F32* rescale, float* o) {
+                                const BlockKeys& block, const F32* rescale, bool is_new, float* o) {
   const float* p = weights + block.begin / Factors::kElems * kBlockRows;
   const float* v = kv.v + block.begin / Factors::kElems * kv.v_stride;
   for (int64_t column = 0; column < tile.head_dim; column += kColumns) {
@@ -332,45 +347,45 @@ ATTND_CPU_INLINE void AddValues(const FlashTile& tile, const KvTile& kv, const f
 #pragma GCC unroll 4
       for (int r = 0; r < kVectors; ++r) {
         float* at = o + (column + c) * kBlockRows + r * kLanes;
-        StoreVector(at, Fma(LoadVector<F32>(at), rescale[r], sums.at[c][r]));
+        const F32 sum = sums.at[c][r];
+        StoreVector(at, is_new ? sum : Fma(LoadVector<F32>(at), rescale[r], sum));
       }
     }
   }
 }
 
 // The rows' answers: O / sum and max + ln(sum); 0 and -inf for a row that nothing was left for.
-void FinishBlock(const FlashTile& tile, const Scratch& s, int64_t block_row, int64_t rows) {
-  const float* o = s.o + block_row * s.v_stride;
-  for (int r = 0; r * kLanes < rows; ++r) {
-    const F32 sum = LoadVector<F32>(s.sum + block_row + r * kLanes);
+void FinishBlock(const FlashTile& tile, const Scratch& s, const RowBlock& block) {
+  float* o = s.o + block.slot * s.v_stride;
+  const int64_t unset = block.is_new ? kBlockRows * tile.head_dim : 0;
+  for (int64_t i = 0; i < unset; i += kLanes) StoreVector(o + i, F32{});
+  for (int r = 0; r * kLanes < block.rows; ++r) {
+    const F32 sum = LoadVector<F32>(s.sum + block.slot + r * kLanes);
     // O is 0 where nothing was summed. One division a row: they cost more than all else of a row
     // that sees few keys.
     const F32 factor = sum == 0.0f ? F32{} : 1.0f / sum;
-    StoreLanes(tile.element, o + r * kLanes, kBlockRows, factor, rows - r * kLanes, tile.head_dim,
-               tile.o + (block_row + r * kLanes) * tile.o_row_stride_bytes,
+    StoreLanes(tile.element, o + r * kLanes, kBlockRows, factor, tile.rows - block.row - r * kLanes,
+               tile.head_dim, tile.o + (block.row + r * kLanes) * tile.o_row_stride_bytes,
                tile.o_row_stride_bytes);
   }
   if (tile.lse == nullptr) return;
   const double unit = ScoreUnit(tile);
-  for (int64_t row = block_row; row < block_row + rows; ++row) {
-    const float sum = s.sum[row];
-    tile.lse[row] =
-        sum == 0.0f ? -kInfinity : static_cast<float>(s.max[row] * unit + __builtin_log(sum));
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const float sum = s.sum[block.slot + row];
+    tile.lse[block.row + row] =
+        sum == 0.0f ? -kInfinity
+                    : static_cast<float>(s.max[block.slot + row] * unit + __builtin_log(sum));
   }
 }
 
-void LoadQueries(const FlashTile& tile, const Scratch& s) {
-  for (int64_t row = 0; row < tile.rows; row += kLanes) {
-    float* q = s.q + row / kBlockRows * kBlockRows * s.k_stride + row % kBlockRows;
-    Factors::LoadQueries(tile, row, q, kBlockRows);
+void LoadQueries(const FlashTile& tile, const Scratch& s, const RowBlock& block) {
+  for (int64_t row = 0; row < block.rows; row += kLanes) {
+    Factors::LoadQueries(tile, block.row + row, s.q + block.slot * s.k_stride + row, kBlockRows);
   }
-  const int64_t padded_rows = (tile.rows + kBlockRows - 1) / kBlockRows * kBlockRows;
-  for (int64_t row = 0; row < padded_rows; ++row) {
+  for (int64_t row = block.slot; row < block.slot + kBlockRows; ++row) {
     s.max[row] = -kInfinity;
     s.sum[row] = 0;
   }
-  const int64_t count = padded_rows * s.v_stride;
-  for (int64_t i = 0; i < count; i += kLanes) StoreVector(s.o + i, F32{});
 }
 
 // Keys [k0, k0 + keys) as the products take them. In a copy, rows of K from `keys` up to a multiple
@@ -394,38 +409,54 @@ KvTile LoadKeysAndValues(const FlashTile& tile, const Scratch& s, int64_t k0, in
 
 // One row block of kVectors vectors, of which the last holds a row, against one K/V tile.
 template <int kVectors>
-void ProcessBlock(const FlashTile& tile, const Scratch& s, const KvTile& kv, int64_t block_row,
-                  int64_t rows, int64_t k0, int64_t keys) {
+void ProcessBlock(const FlashTile& tile, const Scratch& s, const KvTile& kv, RowBlock& rows,
+                  int64_t k0, int64_t keys) {
   if constexpr (kVectors > 1) {
-    if (rows <= (kVectors - 1) * kLanes) {
-      return ProcessBlock<kVectors - 1>(tile, s, kv, block_row, rows, k0, keys);
+    if (rows.rows <= (kVectors - 1) * kLanes) {
+      return ProcessBlock<kVectors - 1>(tile, s, kv, rows, k0, keys);
     }
   }
-  const int64_t row_begin = tile.q_begin + block_row;
+  const int64_t row_begin = tile.q_begin + rows.row;
   BlockKeys block;
-  FindKeysOfBlock(tile, row_begin, row_begin + rows, k0, keys, block);
+  FindKeysOfBlock(tile, row_begin, row_begin + rows.rows, k0, keys, block);
   if (block.begin >= block.end) return;
   F32 rescale[kVectors];
-  ComputeScores<kVectors>(tile, kv, s.q + block_row * s.k_stride, row_begin, k0, block, s.scores);
-  Softmax<kVectors>(s.scores, s.max + block_row, s.sum + block_row, block, ScoreUnit(tile),
+  ComputeScores<kVectors>(tile, kv, s.q + rows.slot * s.k_stride, row_begin, k0, block, s.scores);
+  Softmax<kVectors>(s.scores, s.max + rows.slot, s.sum + rows.slot, block, ScoreUnit(tile),
                     rescale);
-  AddValues<kVectors>(tile, kv, s.scores, block, rescale, s.o + block_row * s.v_stride);
+  AddValues<kVectors>(tile, kv, s.scores, block, rescale, rows.is_new,
+                      s.o + rows.slot * s.v_stride);
+  rows.is_new = false;
 }
 
+// All blocks take turns at each K/V tile, which may have been converted for them. Where there is
+// one K/V tile, a block is finished before the next begins, in the same place: the L1 holds it.
 void RunTile(const FlashTile& tile, void* memory) {
   const Scratch s = MakeScratch(memory, tile.head_dim);
-  LoadQueries(tile, s);
   const KeyRange range = tile.band.KvRange(tile.q_begin, tile.q_begin + tile.rows, tile.kv_len);
+  const bool is_short = range.size() <= kKvTile;
+  const int64_t block_rows = RowsOfBlock(tile.rows);
+  KvTile kv;
+  if (is_short) kv = LoadKeysAndValues(tile, s, range.begin, range.size());
+  RowBlock blocks[kBlocks];
+  int64_t count = 0;
+  for (int64_t row = 0; row < tile.rows; row += block_rows, ++count) {
+    RowBlock& block = blocks[count];
+    block = {row, Clamp(tile.rows - row, 0, block_rows), is_short ? 0 : count * kBlockRows, true};
+    LoadQueries(tile, s, block);
+    if (!is_short) continue;
+    ProcessBlock<kRowVectors>(tile, s, kv, block, range.begin, range.size());
+    FinishBlock(tile, s, block);
+  }
+  if (is_short) return;
   for (int64_t k0 = range.begin; k0 < range.end; k0 += kKvTile) {
     const int64_t keys = Clamp(range.end - k0, 0, kKvTile);
-    const KvTile kv = LoadKeysAndValues(tile, s, k0, keys);
-    for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
-      ProcessBlock<kRowVectors>(tile, s, kv, row, Clamp(tile.rows - row, 0, kBlockRows), k0, keys);
+    kv = LoadKeysAndValues(tile, s, k0, keys);
+    for (int64_t i = 0; i < count; ++i) {
+      ProcessBlock<kRowVectors>(tile, s, kv, blocks[i], k0, keys);
     }
   }
-  for (int64_t row = 0; row < tile.rows; row += kBlockRows) {
-    FinishBlock(tile, s, row, Clamp(tile.rows - row, 0, kBlockRows));
-  }
+  for (int64_t i = 0; i < count; ++i) FinishBlock(tile, s, blocks[i]);
 }
 
 int64_t ScratchBytes(int64_t head_dim) {

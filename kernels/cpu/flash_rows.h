@@ -76,9 +76,10 @@ ATTND_CPU_INLINE void LoadBlock(const unsigned char* from, int64_t stride_bytes,
   for (int lane = 0; lane < kLanes; ++lane) {
     const unsigned char* row = from + lane * stride_bytes;
     if constexpr (whole) {
-      // The next block's rows: so many short streams are more than processors foresee. Past the
-      // tensor's end it does no harm.
-      __builtin_prefetch(row + kLanes * stride_bytes + i * Stored<element>::kBytes);
+      // The next block's rows: so many short streams are more than processors foresee.
+      if (lane + kLanes < rows) {
+        __builtin_prefetch(row + kLanes * stride_bytes + i * Stored<element>::kBytes);
+      }
       block[lane] = LoadPart<element>(row, i, i + kLanes);
     } else {
       block[lane] = lane < rows ? LoadPart<element>(row, i, count) : F32{};
@@ -118,7 +119,10 @@ ATTND_CPU_INLINE void StoreBlock(const float* from, int64_t from_stride, F32 fac
   for (int lane = 0; lane < kLanes; ++lane) {
     unsigned char* row = to + lane * stride_bytes;
     if constexpr (whole) {
-      __builtin_prefetch(row + kLanes * stride_bytes + i * Stored<element>::kBytes, 1);
+      // No row that is another thread's: it would wait for it to come back.
+      if (lane + kLanes < rows) {
+        __builtin_prefetch(row + kLanes * stride_bytes + i * Stored<element>::kBytes, 1);
+      }
       StorePart<element>(block[lane], i, i + kLanes, row);
     } else {
       if (lane < rows) StorePart<element>(block[lane], i, count, row);
