@@ -1,7 +1,6 @@
 #include "kernels/cpu/cpu_backend.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <string>
 
@@ -9,6 +8,7 @@
 #include "kernels/cpu/decode_kernel.h"
 #include "kernels/cpu/flash_kernel.h"
 #include "kernels/cpu/give_turn.h"
+#include "kernels/cpu/shares.h"
 #include "kernels/cpu/split_results.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/tiles.h"
@@ -32,6 +32,9 @@ constexpr int64_t kItemsPerThread = 4;
 
 // Rows of an AMX task are cut down to this fraction for that.
 constexpr int64_t kMostFraction = 8;
+
+// Of this thread, in its last Run.
+thread_local int64_t last_share = 0;
 
 // Threads' scratch is cut from one workspace at multiples of a cache line.
 constexpr int64_t kAlignmentBytes = 64;
@@ -90,12 +93,15 @@ class CpuBackend final : public Backend {
     auto* const memory = static_cast<unsigned char*>(workspace);
     SplitResults splits(kernels_.decode, tasks);
     splits.Begin(memory + workers * scratch_bytes);
-    std::atomic<int64_t> next{0};
+    Shares shares(list.size(), list.IsUniform() ? workers : 1);
     // Nobody waits long for so little, but who was about to answer a caller would.
     const bool gives_turns = list.cost() >= kMinCostPerThread;
     pool_.Run(workers, [&](int worker) {
       void* scratch = memory + worker * scratch_bytes;
-      for (int64_t i = next.fetch_add(1); i < list.size(); i = next.fetch_add(1)) {
+      int64_t share = last_share;
+      int64_t i = shares.First(share);
+      last_share = share;
+      for (; i >= 0; i = shares.Next(share)) {
         RunItem(list.At(i), splits, scratch);
         if (gives_turns) GiveTurn();
       }

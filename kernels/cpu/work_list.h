@@ -42,6 +42,8 @@ class WorkList {
   int64_t size() const { return size_; }
   // Multiply-adds of all items, as tiles are computed, over their kernels' speed.
   double cost() const { return cost_; }
+  // Whether all items are known to cost the same, so that their order does not matter.
+  bool IsUniform() const { return runs_.size() <= 1; }
   // index in [0, size()). From any thread.
   WorkItem At(int64_t index) const;
 

@@ -24,12 +24,21 @@ Cut By128Rows(const AttentionProblem&) { return {.rows = 128}; }
 
 const MaskSpec kCausal = {{Causal::kBottomRight}, {}};
 
+TEST(WorkList, IsUniformWhereItemsDifferInBatchAndHeadAlone) {
+  const std::vector<AttentionTask> one_tile = {Task(2, 3, 128, 50, kCausal)};
+  EXPECT_TRUE(WorkList(one_tile, By128Rows).IsUniform());
+  const std::vector<AttentionTask> two_tiles = {Task(2, 3, 256, 256, kCausal)};
+  EXPECT_FALSE(WorkList(two_tiles, By128Rows).IsUniform());
+  EXPECT_TRUE(WorkList({}, By128Rows).IsUniform());
+}
+
 TEST(WorkList, HoldsEveryTileOfEveryTaskOnce) {
   const std::vector<AttentionTask> tasks = {Task(2, 3, 300, 50, {}), Task(1, 1, 1, 0, {}),
                                             Task(0, 4, 100, 100, {}), Task(1, 2, 128, 128, kCausal),
                                             Task(3, 1, 0, 10, {})};
   const WorkList list(tasks, By128Rows);
   EXPECT_EQ(list.size(), 2 * 3 * 3 + 1 + 2);
+  EXPECT_FALSE(list.IsUniform());
   std::set<std::tuple<const AttentionTask*, int64_t, int64_t, int64_t>> seen;
   for (int64_t i = 0; i < list.size(); ++i) {
     const WorkItem item = list.At(i);
