@@ -23,8 +23,9 @@ using Clock = std::chrono::steady_clock;
 
 // Work of one call of a loop: some 10 us of products, or a block of memory.
 constexpr int64_t kSteps = 1000;
-constexpr int64_t kReadBytes = int64_t{512}
-                               << 20;  // beyond every L2, and most of what an L3 gives one process
+// As much as the benchmarks of decode read. Of half of that an L3 of hundreds of MiB, which one
+// process may have to itself, keeps a part.
+constexpr int64_t kReadBytes = int64_t{1} << 30;
 constexpr int64_t kReadBlockBytes = 1 << 20;
 
 #if defined(__x86_64__)
