@@ -18,6 +18,11 @@ CaseGroup Prefill() {
       }
     }
   }
+  // Long enough that what a task does once does not show.
+  for (const kernels::MaskSpec& mask : {kFull, kCausal}) {
+    Add(group,
+        {.dtype = kernels::DType::kBF16, .lens = {{4096, 4096}}, .head_dim = 128, .mask = mask});
+  }
   return group;
 }
 

@@ -26,6 +26,25 @@ CaseGroup Distributions() {
   return group;
 }
 
+// Several steps of any kernel's keys, over which maxima grow: little, and by far.
+CaseGroup GrowingMaxima() {
+  CaseGroup group{.name = "growing_maxima"};
+  for (kernels::DType dtype : kDTypes) {
+    for (int64_t head_dim : {64, 96, 128}) {
+      for (Distribution distribution : {Distribution::kNormal, Distribution::kLarge}) {
+        for (const MaskSpec& mask : {kFull, kCausal, MaskSpec{.causal = {}, .window = {700, 0}}}) {
+          Add(group, {.dtype = dtype,
+                      .lens = {{75, 1500}},
+                      .head_dim = head_dim,
+                      .mask = mask,
+                      .distribution = distribution});
+        }
+      }
+    }
+  }
+  return group;
+}
+
 CaseGroup Scales() {
   CaseGroup group{.name = "scale"};
   for (kernels::DType dtype : kDTypes) {
@@ -55,6 +74,8 @@ CaseGroup LongSums() {
 
 }  // namespace
 
-std::vector<CaseGroup> NumberGroups() { return {Distributions(), Scales(), LongSums()}; }
+std::vector<CaseGroup> NumberGroups() {
+  return {Distributions(), GrowingMaxima(), Scales(), LongSums()};
+}
 
 }  // namespace attnd::testing

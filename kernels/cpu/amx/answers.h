@@ -19,17 +19,29 @@ struct Totals {
   uint32_t none;                 // bit i: nothing was left for row i, whose answer is 0
 };
 
-ATTND_CPU_INLINE Totals TotalsOf(const RowState& rows, int64_t first) {
-  __m512 sums[16];
+// Of [row][16] lanes, what each row's add up to.
+ATTND_CPU_INLINE __m512 AddLanes(const float* lanes) {
+  __m512 v[16];
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) sums[i] = _mm512_load_ps(rows.sum + (first + i) * 16);
-  const __m512 sum = ReduceEach(
-      sums, [](__m512 a, __m512 b) __attribute__((always_inline)) { return _mm512_add_ps(a, b); });
+  for (int i = 0; i < 16; ++i) v[i] = _mm512_load_ps(lanes + i * 16);
+  return ReduceEach(
+      v, [](__m512 a, __m512 b) __attribute__((always_inline)) { return _mm512_add_ps(a, b); });
+}
+
+// Of [row][16] lanes, each row's first; 0 without them.
+ATTND_CPU_INLINE __m512 FirstLanes(const float* lanes) {
+  if (lanes == nullptr) return _mm512_setzero_ps();
+  const __m512i rows = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_i32gather_ps(_mm512_slli_epi32(rows, 4), lanes, sizeof(float));
+}
+
+// Of the first 16 rows.
+ATTND_CPU_INLINE Totals TotalsOf(const RowState& rows, __m512 sum) {
   const __mmask16 number = _mm512_cmp_ps_mask(sum, sum, _CMP_ORD_Q);
   Totals totals;
   _mm512_store_ps(totals.sum, sum);
   _mm512_store_ps(totals.factor, _mm512_div_ps(_mm512_set1_ps(1.0f), sum));
-  totals.none = _mm512_mask_cmp_ps_mask(number, _mm512_load_ps(rows.max + first),
+  totals.none = _mm512_mask_cmp_ps_mask(number, _mm512_load_ps(rows.reference),
                                         _mm512_set1_ps(-kInfinity), _CMP_EQ_OQ);
   return totals;
 }
@@ -88,12 +100,17 @@ void StoreAnswers(const Totals& totals, int64_t rows, const float* o, Columns<kS
   walk = local;
 }
 
-// max * unit + ln(sum) of rows [first, first + rows) of the tile; -inf where nothing was left.
-void StoreLse(const GroupTile& tile, const Totals& totals, const float* max, double unit,
-              int64_t first, int64_t rows) {
+// reference * unit + ln(sum) of rows [first, first + rows) of the tile; -inf where nothing was
+// left. A near reference was rounded, in units of 2's exponent.
+void StoreLse(const GroupTile& tile, const Totals& totals, const RowState& of,
+              const Exponent& exponent, double unit, int64_t first, int64_t rows) {
+  constexpr double kLn2 = 0x1.62e42fefa39efp-1;
   for (int64_t i = 0; i < rows; ++i) {
     const int64_t row = tile.row_begin + first + i;
-    const double lse = static_cast<double>(max[i]) * unit + __builtin_log(totals.sum[i]);
+    const double reference = of.reference[i];
+    const double rounded =
+        of.offset[i] == 0 ? 0 : -of.offset[i] - reference * static_cast<double>(exponent.factor);
+    const double lse = reference * unit + rounded * kLn2 + __builtin_log(totals.sum[i]);
     tile.lse[row % tile.group * tile.lse_head_stride + row / tile.group] =
         (totals.none >> i & 1) != 0 ? -kInfinity : static_cast<float>(lse);
   }

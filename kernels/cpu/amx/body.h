@@ -17,46 +17,17 @@
 #include "kernels/cpu/amx/elems.h"
 #include "kernels/cpu/amx/pack.h"
 #include "kernels/cpu/amx/products.h"
+#include "kernels/cpu/amx/residuals.h"
 #include "kernels/cpu/amx/rows.h"
 #include "kernels/cpu/amx/softmax.h"
+#include "kernels/cpu/amx/steps.h"
+#include "kernels/cpu/amx/stream.h"
 #include "kernels/cpu/amx/tile.h"
 #include "kernels/cpu/flash_kernel.h"
 
 // NOLINTBEGIN(misc-definitions-in-headers): internal linkage is the point, see flash_kernel.h.
 namespace attnd::kernels::cpu::amx {
 namespace {
-
-ATTND_CPU_INLINE int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
-ATTND_CPU_INLINE int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
-ATTND_CPU_INLINE int64_t RoundDown(int64_t value, int64_t to) { return value / to * to; }
-ATTND_CPU_INLINE int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
-// Rows that are computed together, and the keys of a chunk that they see.
-struct Block {
-  int64_t row = 0;   // the first, of the task's rows
-  int64_t rows = 0;  // 1 .. kBlockRows
-  int64_t key = 0;   // a multiple of kStepKeys
-  int64_t end = 0;
-  int64_t full_begin = 0;  // keys [full_begin, full_end) are seen by every row
-  int64_t full_end = 0;
-};
-
-// One block on one step of keys.
-struct Step {
-  Block block;
-  int64_t key = 0;
-  int64_t groups = 0;  // 1 .. kKeyGroups, of 32 keys: up to the last that the block sees
-  bool edge = false;   // some row must not see some of its vectors' keys
-
-  // Half of a step is computed where no more is seen.
-  bool half() const { return groups <= kKeyGroups / 2; }
-};
-
-// Steps of one block whose weights wait for their P.V.
-struct Batch {
-  int64_t key = 0;
-  int64_t groups = 0;
-};
 
 template <int kSteps, int kParts>
 class Task {
@@ -65,18 +36,22 @@ class Task {
   static constexpr int64_t kRows = TaskRows(kDim, kParts);
   static constexpr int64_t kChunk = ChunkKeys(kDim, kParts);
 
+  // bf16 up to head_dim 128: see stream.h.
+  static constexpr bool kStreamed = kParts == 1 && kSteps <= 4;
+
   static constexpr int64_t kQElems = kRows * kDim * kParts;
   static constexpr int64_t kKvElems = kChunk * kDim * kParts;
-  static constexpr int64_t kHalfO = 16 * kDim;                        // 16 rows of O
+  static constexpr int64_t kColumns = kOutputColumns<kSteps, kParts>;
+  static constexpr int64_t kHalfO = kColumns * 256;                   // 16 rows of O
   static constexpr int64_t kGroupWeights = kBlockRows * 32 * kParts;  // 32 keys of P
   static constexpr int64_t kWeightElems = kBlockRows * kBatchKeys * kParts;
   static constexpr int64_t kScoreElems = kBlockRows * kStepKeys;
   static constexpr int64_t ScratchBytes() {
     return 2 * (kQElems + 2 * kKvElems + kWeightElems) +
-           4 * (kRows * kDim + 2 * kScoreElems + kRows * 17);
+           4 * (kRows / 16 * kHalfO + 2 * kScoreElems + RowState::Floats(kRows));
   }
 
-  Task(const GroupTile& tile, void* memory) : tile_(tile), columns_(tile.head_dim) {
+  Task(const GroupTile& tile, void* memory) : tile_(tile), columns_(tile.head_dim), walk_(tile) {
     q_ = static_cast<uint16_t*>(memory);
     k_ = q_ + kQElems;
     v_ = k_ + kKvElems;
@@ -84,21 +59,21 @@ class Task {
     scores_[0] = reinterpret_cast<float*>(p_ + kWeightElems);
     scores_[1] = scores_[0] + kScoreElems;
     o_ = scores_[1] + kScoreElems;
-    state_.sum = o_ + kRows * kDim;
-    state_.max = state_.sum + kRows * 16;
+    state_ = RowState::At(o_ + kRows / 16 * kHalfO, kRows, kParts == 2 || tile.lse != nullptr);
     general_ = tile.softcap > 0 || tile.alibi_slopes != nullptr;
-    exponent_ = Exponent::Of(general_ ? kLog2E : tile.scale * kLog2E);
+    exponent_ = Exponent::Of(general_ ? kLog2E : tile.scale * kLog2E, kParts);
   }
 
   void Run() {
     ConfigureTiles();
     Begin();
-    const KeyRange keys = KeysOf(0, tile_.rows);
+    const KeyRange keys = walk_.KeysOf(0, tile_.rows);
     const int64_t first = RoundDown(keys.begin, kChunk);
-    one_chunk_ = keys.end <= first + kChunk;
+    one_chunk_ = keys.end <= first + (kStreamed ? Min(kChunk, kBatchKeys) : kChunk);
     for (int64_t chunk = first; chunk < keys.end; chunk += kChunk) {
       PackChunk(chunk, keys);
       RunChunk();
+      for (int64_t row = 0; !one_chunk_ && row < tile_.rows; row += kBlockRows) AddResidualsOf(row);
     }
     ReleaseTiles();
     for (int64_t row = 0; row < tile_.rows; row += kBlockRows) {
@@ -107,12 +82,6 @@ class Task {
   }
 
  private:
-  // The keys that some of these rows see.
-  KeyRange KeysOf(int64_t row, int64_t end) const {
-    return tile_.band.KvRange(Position(row), Position(end - 1) + 1, tile_.kv_len);
-  }
-  int64_t Position(int64_t row) const { return (tile_.row_begin + row) / tile_.group; }
-
   void Begin() {
     const int64_t rows = tile_.rows;
     RowWalk walk(tile_, 0, tile_.q, tile_.q_row_stride_bytes, tile_.q_head_stride_bytes);
@@ -121,13 +90,7 @@ class Task {
       bad_rows_[first / kBlockRows] =
           PackBlock(walk, Min(kBlockRows, rows - first), q_ + first * kDim * kParts);
     }
-    const int64_t padded = RoundUp(rows, 16);
-    for (int64_t row = 0; row < padded; row += 16) {
-      _mm512_store_ps(state_.max + row, _mm512_set1_ps(-kInfinity));
-    }
-    for (int64_t row = 0; row < padded; ++row) {
-      _mm512_store_ps(state_.sum + row * 16, _mm512_setzero_ps());
-    }
+    state_.Clear(RoundUp(rows, 16));
   }
 
   // A block's queries, with zeros up to a whole row half. Bits as of bad_rows_.
@@ -159,10 +122,10 @@ class Task {
       bad_keys_[(key - chunk_) / 32] = first | second << 16;
     }
     for (int64_t key = begin_; key < end_; key += 32) {
-      const bool bad =
+      const Values values =
           PackValues<kSteps, kParts>(tile_.v, key, end_, columns_, column_elems_, ValuesAt(key));
-      bool& of_step = not_finite_[(key - chunk_) / kStepKeys];
-      of_step = bad || (key % kStepKeys != 0 && of_step);
+      Values& of_step = values_[(key - chunk_) / kStepKeys];
+      if (key % kStepKeys == 0 || values > of_step) of_step = values;
     }
   }
 
@@ -170,78 +133,103 @@ class Task {
   // Of the first group of columns; the others' follow, each after column_elems_.
   uint16_t* ValuesAt(int64_t key) const { return v_ + (key - chunk_) / 32 * kTileElems * kParts; }
 
-  // The first block from `row` on that sees a key of the chunk.
-  bool FindBlock(int64_t row, Block& block) const {
-    for (; row < tile_.rows; row += kBlockRows) {
-      const int64_t rows = Min(kBlockRows, tile_.rows - row);
-      const KeyRange range = KeysOf(row, row + rows);
-      const int64_t begin = Max(range.begin, begin_);
-      const int64_t end = Min(range.end, end_);
-      if (range.empty() || begin >= end) continue;
-      const int64_t first = Position(row), last = Position(row + rows - 1);
-      block = {row,
-               rows,
-               RoundDown(begin, kStepKeys),
-               end,
-               last + tile_.band.lo,
-               Min(tile_.kv_len, first + tile_.band.hi + 1)};
-      return true;
-    }
-    return false;
-  }
-
-  static Step StepAt(const Block& block, int64_t key) {
-    Step step = {block, key, Min(kKeyGroups, (block.end - key + 31) / 32)};
-    const int64_t end = key + (step.half() ? kStepKeys / 2 : kStepKeys);
-    step.edge = key < block.full_begin || end > block.full_end;
-    return step;
-  }
-
-  bool NextStep(const Step& before, Step& step) const {
-    const int64_t key = before.key + kStepKeys;
-    if (key < before.block.end) {
-      step = StepAt(before.block, key);
-      return true;
-    }
-    Block block;
-    if (!FindBlock(before.block.row + kBlockRows, block)) return false;
-    step = StepAt(block, block.key);
-    return true;
-  }
-
-  // While the tile unit multiplies for the scores of one step, the vector units work on the weights
-  // of the step before.
   void RunChunk() {
-    Block block;
-    if (!FindBlock(0, block)) return;
-    Step step = StepAt(block, block.key), next;
+    if (!kStreamed || one_chunk_) return RunPart(Part::kAll);
+    for (int64_t i = 0; i * kBlockRows < tile_.rows; ++i) fresh_[i] = !begun_[i];
+    for (Part part : {Part::kFirst, Part::kInner, Part::kLast}) RunPart(part);
+  }
+
+  // See residuals.h. At the end of a chunk, as they need its packed values.
+  void AddResidualsOf(int64_t block_row) {
+    if (kParts == 2 || !begun_[block_row / kBlockRows]) return;
+    const int64_t end = Min(block_row + kBlockRows, tile_.rows);
+    for (int64_t first = block_row; first < end; first += 16) {
+      AddResiduals<kSteps>(state_.From(first).tops, v_, column_elems_, OutputOf(first, 0));
+    }
+  }
+
+  void RunPart(Part part) {
+    walk_.Start(begin_, end_, part, fresh_);
+    Step step;
+    bool more = walk_.First(step);
+    bool plain = more && !Streams(step);
+    while (more) {
+      if (plain) {
+        more = RunPlain(step);
+        plain = !kStreamed;
+      } else if constexpr (kStreamed) {
+        bool redo = false;
+        more = RunStream(step, redo);
+        plain = redo || !Streams(step);
+      }
+    }
+  }
+
+  // Whether the step may be part of a stream: all rows have a reference, and see all keys.
+  bool Streams(const Step& step) const {
+    if (!kStreamed || general_ || step.edge || step.groups < kKeyGroups || step.block.rows <= 16) {
+      return false;
+    }
+    return state_.From(step.block.row).BlockIsNear(exponent_) &&
+           values_[(step.key - chunk_) / kStepKeys] == Values::kSmall;
+  }
+
+  // Steps from `step` on, as many as can be streamed. Then `step` is the next one; false if there
+  // is none. `redo` tells that it has a score beyond its row's reference.
+  bool RunStream(Step& step, bool& redo) {
+    Step steps[4];  // by number
+    Step next = step;
+    bool more = true;
+    int64_t count = 0;
+    Stream<kSteps> stream(exponent_, column_elems_, kHalfO, p_, scores_[0]);
+    const int64_t done = stream.Run([&](Stage& stage) {
+      if (count > 0) more = walk_.Next(steps[(count - 1) % 4], next);
+      if (!more || (one_chunk_ && next.block.row != step.block.row) || !Streams(next)) return false;
+      const int64_t row = next.block.row;
+      steps[count++ % 4] = next;
+      stage = {q_ + row * kDim,  KeysAt(next.key), ValuesAt(next.key),
+               OutputOf(row, 0), state_.From(row), next.key - chunk_};
+      return true;
+    });
+    redo = done < count;
+    if (one_chunk_ && !redo && (!more || next.block.row != step.block.row)) Finish(step.block.row);
+    step = redo ? steps[done % 4] : next;
+    return more || redo;
+  }
+
+  // Steps from `step` on, at least one, until one can be streamed. Then `step` is that one; false
+  // if there is none. While the tile unit multiplies for the scores of one step, the vector units
+  // work on the weights of the step before.
+  bool RunPlain(Step& step) {
+    Step next;
     int at = 0;
     Batch batch = {step.key, 0};
     PlainScores(step, scores_[at]);
-    NewMaxima(step, scores_[at]);
+    NewReferences(step, scores_[at]);
     Rescale(step);
     while (true) {
-      const bool more = NextStep(step, next);
+      const bool more = walk_.Next(step, next);
+      const bool here = more && !Streams(next);
       uint16_t* p = p_ + batch.groups * kGroupWeights;
-      if (more && step.block.rows > 16 && next.block.rows > 16) {
+      if (here && step.block.rows > 16 && next.block.rows > 16) {
         const int64_t rows = step.half() ? ScoresAndWeights<kKeyGroups / 2>(step, next, at, p)
                                          : ScoresAndWeights<kKeyGroups>(step, next, at, p);
         AllWeights(step, rows, scores_[at], p);
       } else {
         AllWeights(step, 0, scores_[at], p);
-        if (more) PlainScores(next, scores_[at ^ 1]);
+        if (here) PlainScores(next, scores_[at ^ 1]);
       }
-      if (more) NewMaxima(next, scores_[at ^ 1]);
+      if (here) NewReferences(next, scores_[at ^ 1]);
       batch.groups += step.groups;
-      if (!more || next.block.row != step.block.row || at_.grown != 0 ||
-          batch.groups > kBatchGroups - kKeyGroups) {
+      const bool new_block = !more || next.block.row != step.block.row;
+      if (!here || new_block || at_.grown != 0 || batch.groups > kBatchGroups - kKeyGroups) {
         AddValues(step.block, batch);
         batch = {next.key, 0};
       }
-      if (one_chunk_ && (!more || next.block.row != step.block.row)) Finish(step.block.row);
-      if (!more) return;
-      Rescale(next);
+      if (one_chunk_ && new_block) Finish(step.block.row);
       step = next;
+      if (!here) return more;
+      Rescale(next);
       at ^= 1;
     }
   }
@@ -309,12 +297,6 @@ class Task {
     if constexpr (kParts == 2) ScoreNotFinite(step, scores);
   }
 
-  const unsigned char* Query(int64_t row) const {
-    const int64_t task_row = tile_.row_begin + row;
-    return tile_.q + task_row / tile_.group * tile_.q_row_stride_bytes +
-           task_row % tile_.group * tile_.q_head_stride_bytes;
-  }
-
   // The product of the parts of infinite fp16 numbers has a NaN where theirs is infinite: what such
   // a row of Q or K takes part in is computed again, as it is.
   __attribute__((noinline)) void ScoreNotFinite(const Step& step, float* scores) const {
@@ -329,7 +311,7 @@ class Task {
           const auto* key =
               static_cast<const unsigned char*>(tile_.k.Row(step.key + group * 32 + i));
           ScoresOf(scores, row, 2 * group + i / 16)[i % 16] =
-              DotF16(Query(step.block.row + row), key, tile_.head_dim);
+              DotF16(QueryRow(tile_, step.block.row + row), key, tile_.head_dim);
         }
       }
     }
@@ -339,7 +321,8 @@ class Task {
   void AddValues(const Block& block, const Batch& batch) {
     block.rows > 16 ? AddValuesOf<2>(block, batch) : AddValuesOf<1>(block, batch);
     for (int64_t key = batch.key; key < batch.key + batch.groups * 32; key += kStepKeys) {
-      if (not_finite_[(key - chunk_) / kStepKeys]) AddNotFinite(block, batch, key);
+      if (values_[(key - chunk_) / kStepKeys] == Values::kNotFinite)
+        AddNotFinite(block, batch, key);
     }
   }
 
@@ -355,48 +338,57 @@ class Task {
     constexpr std::integral_constant<int, 1> kSecond;
     begin(kFirst, o);
     begin(kSecond, o + 256);
+    constexpr int64_t kTiles = kTileElems * kParts;
     for (int64_t column = 0; column < 2 * kSteps; column += 2, v += 2 * column_elems_, o += 512) {
-      AddColumn<0, kHalves>(v, batch.groups, [&] {
+      AddColumn<0, kHalves>(v, kTiles, batch.groups, [&] {
         if (column == 0) return;
         StoreSums<1, kHalves>(o - 256, kHalfO);
         begin(kSecond, o + 256);
       });
-      AddColumn<1, kHalves>(v + column_elems_, batch.groups, [&] {
+      AddColumn<1, kHalves>(v + column_elems_, kTiles, batch.groups, [&] {
         StoreSums<0, kHalves>(o, kHalfO);
-        if (column + 2 < 2 * kSteps) begin(kFirst, o + 512);
+        if (column + 2 < kColumns) begin(kFirst, o + 512);
       });
     }
+    if constexpr (kParts == 1) AddColumn<0, kHalves>(kOnes.bf16, 0, batch.groups, [] {});
     StoreSums<1, kHalves>(o - 256, kHalfO);
+    if constexpr (kParts == 1) StoreSums<0, kHalves>(o, kHalfO);
     begun = true;
   }
 
-  // `change` sees to the other set's sums.
+  // V's tiles are `v_elems` apart. `change` sees to the other set's sums.
   template <int set, int kHalves, typename Change>
-  ATTND_CPU_INLINE void AddColumn(const uint16_t* v, int64_t groups, Change change) {
+  ATTND_CPU_INLINE void AddColumn(const uint16_t* v, int64_t v_elems, int64_t groups,
+                                  Change change) {
     const uint16_t* p = p_;
     for (int64_t group = 0; group < groups; ++group, p += kGroupWeights) {
-      Multiply<set, kHalves, kParts, false>(p, v + group * kTileElems * kParts, [](int64_t) {});
+      Multiply<set, kHalves, kParts, false>(p, v + group * v_elems, [](int64_t) {});
       if (group == (groups > 1 ? 1 : 0)) change();
     }
   }
 
-  void NewMaxima(const Step& step, float* scores) {
-    for (int64_t first = 0; first < step.block.rows; first += 16) NewMaxima(step, first, scores);
-  }
-
-  void NewMaxima(const Step& step, int64_t first, float* scores) {
-    step.half() ? NewMaximaOf<kKeyVectors / 2>(step, first, scores)
-                : NewMaximaOf<kKeyVectors>(step, first, scores);
+  void NewReferences(const Step& step, float* scores) {
+    for (int64_t first = 0; first < step.block.rows; first += 16) {
+      step.half() ? NewReferencesOf<kKeyVectors / 2>(step, first, scores)
+                  : NewReferencesOf<kKeyVectors>(step, first, scores);
+    }
   }
 
   template <int kVectors>
-  void NewMaximaOf(const Step& step, int64_t first, float* scores) {
-    using Function = decltype(&amx::NewMaxima<kVectors, false, false>);
+  void NewReferencesOf(const Step& step, int64_t first, float* scores) {
+    using Function = decltype(&amx::NewReferences<kVectors, false, false>);
     constexpr Function kFunctions[2][2] = {
-        {&amx::NewMaxima<kVectors, false, false>, &amx::NewMaxima<kVectors, true, false>},
-        {&amx::NewMaxima<kVectors, false, true>, &amx::NewMaxima<kVectors, true, true>}};
-    const Place place = {&tile_, step.block.row, step.key};
+        {&amx::NewReferences<kVectors, false, false>, &amx::NewReferences<kVectors, true, false>},
+        {&amx::NewReferences<kVectors, false, true>, &amx::NewReferences<kVectors, true, true>}};
+    const Place place = {&tile_, step.block.row, step.key, ExactRows(step)};
     kFunctions[general_][step.edge](place, exponent_, state_, first, scores, at_);
+  }
+
+  // As Place has them: what a row does not see changes nothing for it.
+  uint32_t ExactRows(const Step& step) const {
+    if (kParts == 2 || values_[(step.key - chunk_) / kStepKeys] == Values::kSmall) return 0;
+    return walk_.RowsThatSee(
+        step, [&](int64_t key) { return HasLarge<kParts>(tile_.v.Row(key), tile_.head_dim); });
   }
 
   // Of rows from `row` on.
@@ -409,15 +401,19 @@ class Task {
 
   template <int kGroups>
   ATTND_CPU_INLINE void Weights(const Step& step, int64_t row, float* scores, uint16_t* p) {
-    amx::Weights<kParts, kGroups>(exponent_, at_.shift[row], row, scores,
-                                  state_.sum + (step.block.row + row) * 16, p);
+    const RowState rows = state_.From(step.block.row + row);
+    if constexpr (kParts == 1) {
+      amx::Weights<kGroups>(exponent_, at_.shift[row], row, step.key - chunk_, scores, rows, p);
+    } else {
+      SplitWeights<kGroups>(exponent_, at_.shift[row], row, scores, rows, p);
+    }
   }
 
   void Rescale(const Step& step) {
     for (uint32_t grown = at_.grown; grown != 0; grown &= grown - 1) {
       const int row = __builtin_ctz(grown);
       const __m512 factor = _mm512_set1_ps(at_.factor[row]);
-      for (int64_t column = 0; column < 2 * kSteps; ++column) {
+      for (int64_t column = 0; column < kColumns; ++column) {
         float* o = OutputOf(step.block.row + row, column);
         _mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o), factor));
       }
@@ -455,42 +451,46 @@ class Task {
     }
   }
 
-  // The answers of a block's rows: O / sum and max + ln(sum); 0 and -inf for a row that nothing was
-  // left for.
+  // The answers of a block's rows: O / sum and LSE; 0 and -inf for one that nothing was left for.
   void Finish(int64_t block_row) {
+    if (one_chunk_) AddResidualsOf(block_row);
     const int64_t end = Min(block_row + kBlockRows, tile_.rows);
     RowWalk walk(tile_, block_row, tile_.o, tile_.o_row_stride_bytes, tile_.o_head_stride_bytes);
     for (int64_t first = block_row; first < end; first += 16) {
-      const Totals totals = TotalsOf(state_, first);
       const int64_t rows = Min(16, end - first);
+      const RowState of = state_.From(first);
+      const float* sums = begun_[block_row / kBlockRows] ? OutputOf(first, 2 * kSteps) : nullptr;
+      Totals totals = TotalsOf(of, kParts == 2 ? AddLanes(of.sum) : FirstLanes(sums));
       StoreAnswers<kSteps, kParts>(totals, rows, OutputOf(first, 0), columns_, walk);
-      if (tile_.lse != nullptr) {
-        StoreLse(tile_, totals, state_.max + first, general_ ? 1.0 : tile_.scale, first, rows);
-      }
+      if (tile_.lse == nullptr) continue;
+      if (kParts == 1) totals = TotalsOf(of, AddLanes(of.sum));
+      StoreLse(tile_, totals, of, exponent_, general_ ? 1.0 : tile_.scale, first, rows);
     }
   }
 
   const GroupTile& tile_;
   const Columns<kSteps> columns_;
-  uint16_t* q_;       // [block][step][part][row half][row][32]
-  uint16_t* k_;       // [16 keys][step][part][pair of columns][key][2]
-  uint16_t* v_;       // [16 columns][32 keys][part][pair of keys][column][2]
-  uint16_t* p_;       // [32 keys][part][row half][row][pair of keys][2]
-  float* o_;          // [row half][16 columns][row][16], columns as PackValues leaves them
+  Walk walk_;
+  uint16_t* q_;  // [block][step][part][row half][row][32]
+  uint16_t* k_;  // [16 keys][step][part][pair of columns][key][2]
+  uint16_t* v_;  // [16 columns][32 keys][part][pair of keys][column][2]
+  uint16_t* p_;  // [32 keys][part][row half][row][pair of keys][2]
+  float* o_;     // [row half][16 columns][row][16], columns as PackValues leaves them, then sums
   float* scores_[2];  // [row half][16 keys][row][16]
   RowState state_;
   StepState at_;
   Exponent exponent_;
   bool general_;
-  bool one_chunk_ = false;  // all keys are packed at once
+  bool one_chunk_ = false;  // all keys are packed at once, and few
   int64_t chunk_ = 0;       // its first key; what is packed of it: keys [begin_, end_)
   int64_t begin_ = 0;
   int64_t end_ = 0;
-  int64_t column_elems_ = 0;               // 16 columns of V
-  bool not_finite_[kChunk / kStepKeys];    // step by step: an element of V is infinite or NaN
-  uint32_t bad_keys_[kChunk / 32];         // likewise a row of K; bits, of fp16 alone
+  int64_t column_elems_ = 0;           // 16 columns of V
+  Values values_[kChunk / kStepKeys];  // step by step
+  uint32_t bad_keys_[kChunk / 32];  // 32 by 32: a row has an infinite or NaN element; of fp16 alone
   uint32_t bad_rows_[kRows / kBlockRows];  // likewise a row of Q
   bool begun_[kRows / kBlockRows];         // block by block: O holds something
+  bool fresh_[kRows / kBlockRows];         // likewise: it does not, when the chunk begins
 };
 
 }  // namespace

@@ -50,11 +50,8 @@ void RunTile(const GroupTile& tile, void* scratch) {
 }
 
 void Exp2Array(const float* in, float* out, int64_t count) {
-  const amx::Exponent exponent = amx::Exponent::Of(1.0f);
   for (int64_t i = 0; i < count; i += 16) {
-    const __m512 x = _mm512_loadu_ps(in + i);
-    _mm512_storeu_ps(out + i,
-                     ExpOf(x, _mm512_set1_ps(exponent.factor), _mm512_set1_ps(exponent.least)));
+    _mm512_storeu_ps(out + i, amx::ExactExp2(_mm512_loadu_ps(in + i)));
   }
 }
 

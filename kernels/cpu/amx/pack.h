@@ -109,13 +109,16 @@ __attribute__((noinline)) void ZeroNotFinite(int64_t stride, uint16_t* to) {
   }
 }
 
+// The largest of some values.
+enum class Values : uint8_t { kSmall, kLarge, kNotFinite };  // kLarge: 2^48 and more
+
 // 32 keys from `key` on, zeros from `end` on, as the right operand of P.V: tiles
 // [part][pair of keys that are 16 apart][column][2] for each group of 16 columns, `stride` elements
 // apart; two groups together hold 32 columns in the order of ColumnPlace. Infinite and NaN elements
-// become 0; true if there were any.
+// become 0.
 template <int kSteps, int kParts>
-bool PackValues(KvView v, int64_t key, int64_t end, Columns<kSteps> columns, int64_t stride,
-                uint16_t* to) {
+Values PackValues(KvView v, int64_t key, int64_t end, Columns<kSteps> columns, int64_t stride,
+                  uint16_t* to) {
   const __m512i exponent = _mm512_set1_epi16(0x7f80);
   __m512i largest = _mm512_setzero_si512();  // exponent
   bool not_finite = false;
@@ -141,8 +144,12 @@ bool PackValues(KvView v, int64_t key, int64_t end, Columns<kSteps> columns, int
     }
   }
   if constexpr (kParts == 1) not_finite = NotFinite(largest) != 0;
-  if (__builtin_expect(not_finite, 0)) ZeroNotFinite<kSteps, kParts>(stride, to);
-  return not_finite;
+  if (__builtin_expect(not_finite, 0)) {
+    ZeroNotFinite<kSteps, kParts>(stride, to);
+    return Values::kNotFinite;
+  }
+  const __m512i large = _mm512_set1_epi16((127 + 48) << 7);
+  return _mm512_cmpge_epu16_mask(largest, large) != 0 ? Values::kLarge : Values::kSmall;
 }
 
 // Where column `column` of V stands among O's: unpacking works within 128 bits, so that each group
@@ -151,6 +158,17 @@ ATTND_CPU_INLINE constexpr int64_t ColumnPlace(int64_t column) {
   const int64_t in_group = column % 32;
   const int64_t half = in_group % 8 / 4;
   return column - in_group + half * 16 + in_group / 8 * 4 + in_group % 4;
+}
+
+// Whether a row of V has a finite element of Values::kLarge.
+template <int kParts>
+bool HasLarge(const void* row, int64_t head_dim) {
+  for (int64_t column = 0; column < head_dim; ++column) {
+    const float size =
+        __builtin_fabsf(LoadElement<kParts>(static_cast<const uint16_t*>(row) + column));
+    if (size >= 0x1p48f && __builtin_isfinite(size)) return true;
+  }
+  return false;
 }
 
 // The infinite and NaN elements of a row of V, at their places in `v`, and where they are as bits;

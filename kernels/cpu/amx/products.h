@@ -37,6 +37,19 @@ ATTND_CPU_INLINE void StoreSums(float* to, int64_t half_elems) {
   if constexpr (kHalves == 2) StoreTile<kSum<set, 1>>(to + half_elems, 64);
 }
 
+// O's columns, by groups of 16. bf16 has one more, for V has one more, of ones: so it holds the
+// sums of the weights, rounded as they are multiplied. The rounding of a weight far above the
+// others cancels in the quotient then.
+template <int kSteps, int kParts>
+inline constexpr int kOutputColumns = 2 * kSteps + (kParts == 1 ? 1 : 0);
+struct alignas(64) Ones {
+  uint16_t bf16[kTileElems];
+  constexpr Ones() : bf16() {
+    for (uint16_t& one : bf16) one = 0x3f80;
+  }
+};
+constexpr Ones kOnes;
+
 template <int set, int half>
 ATTND_CPU_INLINE void LoadAndMultiply(const uint16_t* left) {
   LoadTile<kLeft<half>>(left + half * kTileElems, 64);

@@ -9,6 +9,13 @@
 namespace attnd::kernels::cpu::amx {
 namespace {
 
+// Row `row` of the task in Q.
+ATTND_CPU_INLINE const unsigned char* QueryRow(const GroupTile& tile, int64_t row) {
+  const int64_t task_row = tile.row_begin + row;
+  return tile.q + task_row / tile.group * tile.q_row_stride_bytes +
+         task_row % tile.group * tile.q_head_stride_bytes;
+}
+
 // A walk over a task's rows in one tensor: their addresses, without a division for each. To be kept
 // in a local variable, where stores of vectors cannot alias it.
 template <typename Pointer>

@@ -22,24 +22,81 @@ constexpr int kKeyVectors = kStepKeys / 16;
 static_assert(kKeyVectors == 8);
 constexpr float kInfinity = __builtin_inff();
 
+// Weights are up to 2^48. They and values up to 2^48 (see PackValues) add up to no overflow.
+constexpr float kSlackLog2 = 48;
+
 // Scores in the caller's unit, times `factor`, are exponents of 2.
 struct Exponent {
   float factor;
   float least;  // of differences of scores: exp is 2^-126 there, the least normal number
+  // References whose exponents are smaller are subtracted by the multiply-add that scales a score:
+  // they are rounded then, by less than 1, and alike for all keys. fp16 has none.
+  float near;
 
-  static ATTND_CPU_INLINE Exponent Of(float factor) {
+  static ATTND_CPU_INLINE Exponent Of(float factor, int parts) {
     const float least = -126.0f / factor;  // -inf for a subnormal factor
-    return {factor, least < -__FLT_MAX__ ? -__FLT_MAX__ : least};
+    return {factor, least < -__FLT_MAX__ ? -__FLT_MAX__ : least, parts == 1 ? 0x1p24f : 0.0f};
+  }
+  ATTND_CPU_INLINE __mmask16 IsNear(__m512 reference) const {
+    const __m512 exponent = _mm512_mul_ps(reference, _mm512_set1_ps(factor));
+    return _mm512_cmp_ps_mask(_mm512_abs_ps(exponent), _mm512_set1_ps(near), _CMP_LT_OQ);
   }
 };
 
-// Rounded to bf16, halves away from zero: lane i holds even[i], then odd[i]. Without AVX512-BF16's
-// instruction, which takes the multiplier twice.
+// 2^x plus half a unit of its last place in bf16, so that the upper 16 bits are 2^x rounded to
+// bf16, halves away from zero, but for an error of 7.5e-5 of it: a twentieth of what the rounding
+// is in the mean. 0 where 2^x would be below 2^-126, -inf included; NaN for NaN. In phases, for who
+// works on several numbers at once.
+struct RoundedExp2 {
+  __m512 x, r, g;
+
+  ATTND_CPU_INLINE void Begin() {
+    constexpr int kFraction = 1;  // of VREDUCEPS: x - floor(x)
+    r = _mm512_reduce_ps(x, kFraction);
+    // Minimax fit of 2^r on [0, 1].
+    g = _mm512_fmadd_ps(_mm512_set1_ps(0x1.3f96a4p-4f), r, _mm512_set1_ps(0x1.cefc4cp-3f));
+  }
+  ATTND_CPU_INLINE void Continue() {
+    g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.64444cp-1f));
+    g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.fff632p-1f + 0x1p-8f));
+  }
+  ATTND_CPU_INLINE __m512 End() const {
+    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(normal, g, x);
+  }
+  static ATTND_CPU_INLINE __m512 Of(__m512 x) {
+    RoundedExp2 exp = {x, x, x};
+    exp.Begin();
+    exp.Continue();
+    return exp.End();
+  }
+};
+
+// Within 3e-6 of the value.
+ATTND_CPU_INLINE __m512 ExactExp2(__m512 x) {
+  return ExpOf(x, _mm512_set1_ps(1.0f), _mm512_set1_ps(-126.0f));
+}
+
+// The upper halves: lane i holds even[i]'s, then odd[i]'s.
+ATTND_CPU_INLINE __m512i PackUpper(__m512 even, __m512 odd) {
+  const __m512i low = _mm512_castps_si512(even);
+  return _mm512_mask_alignr_epi8(_mm512_castps_si512(odd), 0x3333333333333333, low, low, 2);
+}
+
+// What PackUpper keeps of a number.
+ATTND_CPU_INLINE __m512 Upper(__m512 v) {
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), mask));
+}
+
+// Rounded to bf16, halves away from zero, as PackUpper does it. Without AVX512-BF16's instruction,
+// which takes the multiplier twice.
 ATTND_CPU_INLINE __m512i PackBF16(__m512 even, __m512 odd) {
   const __m512i half = _mm512_set1_epi32(0x8000);
-  const __m512i low = _mm512_add_epi32(_mm512_castps_si512(even), half);
-  const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
-  return _mm512_mask_mov_epi16(_mm512_srli_epi32(low, 16), 0xaaaaaaaa, high);
+  const auto add = [&](__m512 v) __attribute__((always_inline)) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), half));
+  };
+  return PackUpper(add(even), add(odd));
 }
 
 // Lane i: the lanes of v[i], combined in the order of _mm512_reduce_add_ps.
@@ -67,15 +124,93 @@ ATTND_CPU_INLINE __m512 ReduceEach(__m512 v[16], Combine combine) {
   return _mm512_permutexvar_ps(order, mixed);
 }
 
+// bf16: a weight of each row that none exceeds by much, and the one that was it before. See
+// AddResiduals.
+struct Tops {
+  static constexpr float kMuch = 0.25f;  // in exponents: fewer notes, nearly as good ones
+
+  float* exponent[2];
+  int32_t* place[2];  // the key, counted from the chunk's first; -1 for none, or one that is 1
+  float* bar;         // what an exponent is noted above; at most kSlackLog2
+
+  ATTND_CPU_INLINE Tops From(int64_t row) const {
+    return {{exponent[0] + row, exponent[1] + row}, {place[0] + row, place[1] + row}, bar + row};
+  }
+
+  static ATTND_CPU_INLINE __m512 BarOf(__m512 exponents) {
+    return _mm512_min_ps(_mm512_add_ps(exponents, _mm512_set1_ps(kMuch)),
+                         _mm512_set1_ps(kSlackLog2));
+  }
+
+  // Of the first row.
+  ATTND_CPU_INLINE void Note(float new_exponent, int64_t new_place) const {
+    *exponent[1] = *exponent[0];
+    *place[1] = *place[0];
+    *exponent[0] = new_exponent;
+    *place[0] = static_cast<int32_t>(new_place);
+    *bar = _mm512_cvtss_f32(BarOf(_mm512_set1_ps(new_exponent)));
+  }
+};
+
 // What the softmax knows of a block of rows; arrays of kBlockRows, of a task's rows together.
 struct RowState {
-  float* max;  // running maximum of the scores
-  float* sum;  // [row][16] lanes that add up to the running sum of exp(score - max)
+  // What the scores are measured by: the maximum of a row's first step, raised to that of a later
+  // one which exceeds it by more than the slack. Any reference gives the same quotient of sums, as
+  // long as no weight overflows.
+  float* reference;
+  float* offset;  // minus a near reference's exponent; 0 for others
+  // [row][16] lanes that add up to the running sum of exp(score - reference). bf16: for LSE alone,
+  // null if that is not wanted; see OutputColumns.
+  float* sum;
+  Tops tops;
+
+  // In memory of Floats(rows); `rows` is a multiple of 16.
+  static constexpr int64_t Floats(int64_t rows) { return rows * (2 + 5 + 16); }
+  static RowState At(float* memory, int64_t rows, bool with_sum) {
+    RowState state;
+    const auto take = [&](int64_t floats) {
+      float* const from = memory;
+      memory += floats;
+      return from;
+    };
+    state.reference = take(rows);
+    state.offset = take(rows);
+    for (float*& exponent : state.tops.exponent) exponent = take(rows);
+    for (int32_t*& place : state.tops.place) place = reinterpret_cast<int32_t*>(take(rows));
+    state.tops.bar = take(rows);
+    state.sum = with_sum ? memory : nullptr;
+    return state;
+  }
+
+  // Nothing was seen by the first `rows`, a multiple of 16.
+  void Clear(int64_t rows) const {
+    const __m512 none = _mm512_set1_ps(-kInfinity);
+    for (int64_t row = 0; row < rows; row += 16) {
+      _mm512_store_ps(reference + row, none);
+      _mm512_store_ps(offset + row, _mm512_setzero_ps());
+      _mm512_store_ps(tops.bar + row, none);
+      for (float* exponent : tops.exponent) _mm512_store_ps(exponent + row, none);
+      for (int32_t* place : tops.place) _mm512_store_si512(place + row, _mm512_set1_epi32(-1));
+    }
+    for (int64_t i = 0; sum != nullptr && i < rows * 16; i += 16) {
+      _mm512_store_ps(sum + i, _mm512_setzero_ps());
+    }
+  }
+
+  ATTND_CPU_INLINE RowState From(int64_t row) const {
+    return {reference + row, offset + row, sum == nullptr ? nullptr : sum + row * 16,
+            tops.From(row)};
+  }
+  // Of a block that begins with the first row.
+  ATTND_CPU_INLINE bool BlockIsNear(const Exponent& exponent) const {
+    return (exponent.IsNear(_mm512_load_ps(reference)) &
+            exponent.IsNear(_mm512_load_ps(reference + 16))) == 0xffff;
+  }
 };
 
 // Of the step under way.
 struct StepState {
-  alignas(64) float shift[kBlockRows];   // the new maximum; 0 where that is -inf
+  alignas(64) float shift[kBlockRows];   // the reference; 0 where that is near or -inf
   alignas(64) float factor[kBlockRows];  // for what was summed before
   uint32_t grown;                        // bit i: row i's factor is not 1, and something was summed
 };
@@ -89,8 +224,9 @@ ATTND_CPU_INLINE float* ScoresOf(float* scores, int64_t row, int64_t vector) {
 // Where a step's rows stand, for masks and ALiBi.
 struct Place {
   const GroupTile* tile;
-  int64_t row;  // of the task's rows, the block's first
-  int64_t key;  // the step's first
+  int64_t row;     // of the task's rows, the block's first
+  int64_t key;     // the step's first
+  uint32_t exact;  // bit i: the block's row i sees large values; its reference becomes the maximum
 };
 
 // The keys of the step that row `row` of the task sees, as bits, 16 a vector.
@@ -132,13 +268,13 @@ ATTND_CPU_INLINE void Transform(const Place& at, int64_t row, __m512 x[kVectors]
   }
 }
 
-// New maxima of 16 rows from `first` on, and what follows from them, the sums' rescaling included.
-// With kGeneral, softcap and ALiBi are applied; with kEdge, hidden keys become -inf; both are
-// stored. Not inlined: its instances serve every head_dim.
+// The references of 16 rows from `first` on, and what follows from them, the sums' rescaling
+// included. With kGeneral, softcap and ALiBi are applied; with kEdge, hidden keys become -inf; both
+// are stored. Not inlined: its instances serve every head_dim.
 template <int kVectors, bool kEdge, bool kGeneral>
-__attribute__((noinline)) void NewMaxima(const Place& at, const Exponent& exponent,
-                                         const RowState& rows, int64_t first, float* scores,
-                                         StepState& step) {
+__attribute__((noinline)) void NewReferences(const Place& at, const Exponent& exponent,
+                                             const RowState& rows, int64_t first, float* scores,
+                                             StepState& step) {
   __m512 v[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
@@ -159,22 +295,42 @@ __attribute__((noinline)) void NewMaxima(const Place& at, const Exponent& expone
     for (int j = 1; j < kVectors; ++j) x[0] = _mm512_max_ps(x[j], x[0]);
     v[i] = x[0];
   }
-  float* max = rows.max + at.row + first;
-  const __m512 old_max = _mm512_load_ps(max);
-  const __m512 new_max = _mm512_max_ps(
-      ReduceEach(
-          v, [](__m512 a, __m512 b) __attribute__((always_inline)) { return _mm512_max_ps(a, b); }),
-      old_max);
+  const RowState of = rows.From(at.row + first);
+  const __m512 old = _mm512_load_ps(of.reference), old_offset = _mm512_load_ps(of.offset);
+  const __m512 max = ReduceEach(
+      v, [](__m512 a, __m512 b) __attribute__((always_inline)) { return _mm512_max_ps(a, b); });
   const __m512 none = _mm512_set1_ps(-kInfinity);
-  const __m512 shift = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(new_max, none, _CMP_NEQ_UQ), new_max);
-  _mm512_store_ps(max, new_max);
+  const __m512 factor = _mm512_set1_ps(exponent.factor);
+  const auto shift_of = [&](__m512 reference) __attribute__((always_inline)) {
+    const __mmask16 far = ~exponent.IsNear(reference);
+    return _mm512_maskz_mov_ps(_mm512_mask_cmp_ps_mask(far, reference, none, _CMP_NEQ_UQ),
+                               reference);
+  };
+  const __m512 slack = _mm512_mask_mov_ps(
+      _mm512_set1_ps(kSlackLog2), static_cast<__mmask16>(at.exact >> first), _mm512_setzero_ps());
+  const __m512 old_shift = shift_of(old);
+  const __m512 excess = _mm512_fmadd_ps(_mm512_sub_ps(max, old_shift), factor, old_offset);
+  const __mmask16 raised =
+      _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(max, old, _CMP_GT_OQ), excess, slack, _CMP_GT_OQ) |
+      _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(old, none, _CMP_EQ_OQ), max, none, _CMP_GT_OQ);
+  const __m512 raised_to = _mm512_mask_mov_ps(old, raised, max);
+  const __m512 shift = shift_of(raised_to);
+  const __m512 offset =
+      _mm512_maskz_mul_ps(exponent.IsNear(raised_to), raised_to, _mm512_set1_ps(-exponent.factor));
+  _mm512_store_ps(of.reference, raised_to);
+  _mm512_store_ps(of.offset, offset);
+  const __m512 top = _mm512_fmadd_ps(_mm512_sub_ps(max, shift), factor, offset);
+  _mm512_mask_store_ps(of.tops.exponent[0], raised, top);
+  _mm512_mask_store_ps(of.tops.bar, raised, Tops::BarOf(top));
+  for (int32_t* place : of.tops.place) {
+    _mm512_mask_store_epi32(place, raised, _mm512_set1_epi32(-1));
+  }
   _mm512_store_ps(step.shift + first, shift);
   _mm512_store_ps(step.factor + first,
-                  ExpOf(_mm512_sub_ps(old_max, shift), _mm512_set1_ps(exponent.factor),
-                        _mm512_set1_ps(exponent.least)));
-  const uint32_t grown = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(old_max, none, _CMP_NEQ_UQ),
-                                                 new_max, old_max, _CMP_NEQ_UQ);
-  for (uint32_t left = grown; left != 0; left &= left - 1) {
+                  ExactExp2(_mm512_fmadd_ps(_mm512_sub_ps(old_shift, shift), factor,
+                                            _mm512_sub_ps(offset, old_offset))));
+  const uint32_t grown = _mm512_mask_cmp_ps_mask(raised, old, none, _CMP_NEQ_UQ);
+  for (uint32_t left = rows.sum == nullptr ? 0 : grown; left != 0; left &= left - 1) {
     const int64_t row = first + __builtin_ctz(left);
     float* sum = rows.sum + (at.row + row) * 16;
     _mm512_store_ps(sum, _mm512_mul_ps(_mm512_load_ps(sum), _mm512_set1_ps(step.factor[row])));
@@ -182,12 +338,75 @@ __attribute__((noinline)) void NewMaxima(const Place& at, const Exponent& expone
   step.grown = (first == 0 ? 0 : step.grown) | grown << first;
 }
 
-// The scores of one row become weights in bf16, as the left operand of P.V:
-// [group of 32 keys][part][row half][row][16 pairs of keys that are 16 apart]. Of the first kGroups
-// groups, 2 or kKeyGroups: keys that are hidden add zeros to the sum, so that it is the same.
-template <int kParts, int kGroups>
-ATTND_CPU_INLINE void Weights(const Exponent& exponent, float shift, int64_t row, float* scores,
-                              float* sum, uint16_t* p) {
+// Adds the weights of a row, `of`(i) the i-th vector's, to its sum.
+template <int kGroups, typename Of>
+ATTND_CPU_INLINE void AddTotal(float* sum, Of of) {
+  __m512 total = _mm512_add_ps(of(0), of(1));
+#pragma GCC unroll 4
+  for (int group = 1; group < kGroups; ++group) {
+    total = _mm512_add_ps(total, _mm512_add_ps(of(2 * group), of(2 * group + 1)));
+  }
+  _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), total));
+}
+
+// If one of the exponents x is above the row's bar, the largest is noted; x[i] is of keys from
+// `place` + 16 i on.
+template <int kVectors>
+ATTND_CPU_INLINE bool NoteTop(const __m512* x, int64_t place, const Tops& tops) {
+  const __m512 bar = _mm512_set1_ps(*tops.bar);
+  __mmask16 none_larger = 0xffff;
+#pragma GCC unroll 8
+  for (int i = 0; i < kVectors; ++i) {
+    none_larger = _mm512_mask_cmp_ps_mask(none_larger, x[i], bar, _CMP_NGT_UQ);
+  }
+  if (__builtin_expect(none_larger == 0xffff, 1)) return false;
+  // Of a NaN and a number the second operand is taken.
+  __m512 max = bar;
+#pragma GCC unroll 8
+  for (int i = 0; i < kVectors; ++i) max = _mm512_max_ps(x[i], max);
+  const float top = _mm512_reduce_max_ps(max);
+  uint32_t first = 0;
+#pragma GCC unroll 8
+  for (int i = kVectors - 1; i >= 0; --i) {
+    const uint32_t equal = _mm512_cmp_ps_mask(x[i], _mm512_set1_ps(top), _CMP_EQ_OQ);
+    if (equal != 0) first = i * 16 + __builtin_ctz(equal);
+  }
+  tops.Note(top, place + first);
+  return true;
+}
+
+// The scores of one row and a step that begins at `place` become weights in bf16, as the left
+// operand of P.V: [group of 32 keys][row half][row][16 pairs of keys that are 16 apart]. Of the
+// first kGroups groups, 2 or kKeyGroups: keys that are hidden add zeros to a sum, so that it is the
+// same. `rows` begins with the row.
+template <int kGroups>
+ATTND_CPU_INLINE void Weights(const Exponent& exponent, float shift, int64_t row, int64_t place,
+                              float* scores, const RowState& rows, uint16_t* p) {
+  const __m512 factor = _mm512_set1_ps(exponent.factor);
+  const __m512 offset = _mm512_set1_ps(*rows.offset);
+  __m512 x[2 * kGroups], e[2 * kGroups];
+#pragma GCC unroll 8
+  for (int i = 0; i < 2 * kGroups; ++i) {
+    const __m512 score = _mm512_load_ps(ScoresOf(scores, row, i));
+    x[i] = _mm512_fmadd_ps(_mm512_sub_ps(score, _mm512_set1_ps(shift)), factor, offset);
+    e[i] = RoundedExp2::Of(x[i]);
+  }
+  if (rows.sum != nullptr) {
+    AddTotal<kGroups>(
+        rows.sum, [&](int i) __attribute__((always_inline)) { return ExactExp2(x[i]); });
+  }
+  uint16_t* to = p + row * kDepth;
+#pragma GCC unroll 4
+  for (int group = 0; group < kGroups; ++group) {
+    _mm512_store_si512(to + group * 2 * kTileElems, PackUpper(e[2 * group], e[2 * group + 1]));
+  }
+  NoteTop<2 * kGroups>(x, place, rows.tops);
+}
+
+// The same for fp16, in two parts: [group of 32 keys][part][row half][row][16 pairs].
+template <int kGroups>
+ATTND_CPU_INLINE void SplitWeights(const Exponent& exponent, float shift, int64_t row,
+                                   float* scores, const RowState& rows, uint16_t* p) {
   const __m512 factor = _mm512_set1_ps(exponent.factor);
   const __m512 least = _mm512_set1_ps(exponent.least);
   __m512 e[2 * kGroups];
@@ -196,24 +415,17 @@ ATTND_CPU_INLINE void Weights(const Exponent& exponent, float shift, int64_t row
     const __m512 score = _mm512_load_ps(ScoresOf(scores, row, i));
     e[i] = ExpOf(_mm512_sub_ps(score, _mm512_set1_ps(shift)), factor, least);
   }
-  __m512 total = _mm512_add_ps(_mm512_add_ps(e[0], e[1]), _mm512_add_ps(e[2], e[3]));
-  if constexpr (kGroups == 4) {
-    total =
-        _mm512_add_ps(total, _mm512_add_ps(_mm512_add_ps(e[4], e[5]), _mm512_add_ps(e[6], e[7])));
-  }
-  _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), total));
+  AddTotal<kGroups>(
+      rows.sum, [&](int i) __attribute__((always_inline)) { return e[i]; });
   uint16_t* to = p + row * kDepth;
 #pragma GCC unroll 4
-  for (int group = 0; group < kGroups; ++group, to += kParts * 2 * kTileElems) {
+  for (int group = 0; group < kGroups; ++group, to += 4 * kTileElems) {
     const __m512i high = PackBF16(e[2 * group], e[2 * group + 1]);
     _mm512_store_si512(to, high);
-    if constexpr (kParts == 2) {
-      const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-      const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(high, 16));
-      const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(high, upper));
-      _mm512_store_si512(to + 2 * kTileElems, PackBF16(_mm512_sub_ps(e[2 * group], even),
-                                                       _mm512_sub_ps(e[2 * group + 1], odd)));
-    }
+    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(high, 16));
+    const __m512 odd = Upper(_mm512_castsi512_ps(high));
+    _mm512_store_si512(to + 2 * kTileElems, PackBF16(_mm512_sub_ps(e[2 * group], even),
+                                                     _mm512_sub_ps(e[2 * group + 1], odd)));
   }
 }
 

@@ -43,6 +43,15 @@ ATTND_CPU_INLINE void LoadTile(const void* from, int64_t row_stride_bytes) {
                : "memory");
 }
 
+// Likewise what is not needed again soon: it takes no place in the L1.
+template <int tile>
+ATTND_CPU_INLINE void LoadTileOnce(const void* from, int64_t row_stride_bytes) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2"
+               :
+               : "r"(from), "r"(row_stride_bytes), "i"(tile)
+               : "memory");
+}
+
 template <int tile>
 ATTND_CPU_INLINE void StoreTile(void* to, int64_t row_stride_bytes) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)"
