@@ -1,5 +1,6 @@
 #include "server/services/io_lane.h"
 
+#include <grpcpp/alarm.h>
 #include <pthread.h>
 #include <time.h>
 
@@ -21,6 +22,18 @@ constexpr std::chrono::microseconds kAtOnce(20);
 constexpr std::chrono::milliseconds kMostAtWork(1);
 
 TimePoint Now() { return std::chrono::steady_clock::now(); }
+
+// Wakes one who waits for the queue.
+class Wake final : public Completion {
+ public:
+  explicit Wake(IoLane::Queue* queue) {
+    alarm_.Set(queue, gpr_inf_past(GPR_CLOCK_MONOTONIC), NewTag());
+  }
+  void Complete(bool) override { delete this; }
+
+ private:
+  grpc::Alarm alarm_;
+};
 
 // When this thread last had nothing to do; kNever: it serves no lane.
 thread_local TimePoint last_idle = kNever;
@@ -89,12 +102,15 @@ void IoLane::StandIn() {
         gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(kLookMs, GPR_TIMESPAN));
     const TimePoint begun = Now();
     const Queue::NextStatus next = queue_->AsyncNext(&tag, &ok, soon);
-    if (next == Queue::SHUTDOWN) break;
+    if (next == Queue::SHUTDOWN) return;
     if (const TimePoint now = Now(); now > begun + kAtOnce) last_idle = now;
     other_turns_.fetch_add(1, std::memory_order_relaxed);
     if (next == Queue::GOT_EVENT) Completion::Of(tag).Complete(ok);
   }
   last_idle = kNever;
+  // Connections that came to the queue meanwhile are unknown to the lane's own thread if that one
+  // waits: gRPC tells one of those who wait, or none if the connection was accepted here.
+  new Wake(queue_.get());
 }
 
 // Of the lane's own thread.

@@ -41,8 +41,10 @@ class IoLane {
   // ... and whether, for all that, nobody came back from gRPC: who serves it is at work, and nobody
   // waits for the lane's other connections.
   Seen Glance(TimePoint now);
-  // Any thread: serves the queue until its own thread is back, for 10 ms at most.
+  // Any thread, before Join: serves the queue until its own thread is back, for 10 ms at most.
   void StandIn();
+  // Grows with each coming and going of the lane's own thread between gRPC and reactions.
+  uint64_t own_turns() const { return own_turns_; }
 
   // On a thread that serves a lane, false: it has been at work for a millisecond without looking
   // for more, so what takes long is a worker's now. True on other threads.
@@ -56,10 +58,8 @@ class IoLane {
 
   const std::unique_ptr<Queue> queue_;
   const std::chrono::microseconds busy_poll_;
-  // Grows with each coming and going of the lane's thread between gRPC and reactions; of who stands
-  // in for it.
   std::atomic<uint64_t> own_turns_{0};
-  std::atomic<uint64_t> other_turns_{0};
+  std::atomic<uint64_t> other_turns_{0};  // of those who stand in
   std::thread thread_;
   // Of the last glance.
   uint64_t seen_turns_ = 0;

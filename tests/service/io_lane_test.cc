@@ -153,6 +153,18 @@ TEST_F(IoLaneTest, SomebodyStandsInUntilTheThreadIsBack) {
   End();
 }
 
+// It has to hear of connections that came meanwhile.
+TEST_F(IoLaneTest, TheThreadIsWokenWhenNobodyStandsInAnyMore) {
+  const uint64_t before = lane_->own_turns();
+  lane_->StandIn();
+  const auto end = steady_clock::now() + std::chrono::seconds(10);
+  while (lane_->own_turns() == before && steady_clock::now() < end) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_GT(lane_->own_turns(), before);
+  End();
+}
+
 TEST_F(IoLaneTest, AThreadThatIsBehindHasNoTime) {
   EXPECT_TRUE(IoLane::HasTime()) << "no lane's thread";
   bool at_first = false, after_work = true, in_the_next = true;
