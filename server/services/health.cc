@@ -144,7 +144,7 @@ class HealthWatch final : public RawCall {
     StartWrite(ToMessage(*std::exchange(next_, absl::nullopt)));
   }
 
-  // On the call's own thread alone.
+  // In reactions alone.
   void End(const absl::Status& status) {
     board_.Unwatch(this);
     MutexLock lock(mutex_);
