@@ -11,6 +11,7 @@
 
 #include "kernels/sync.h"
 #include "server/executor/device.h"
+#include "tests/fakes/gate.h"
 
 namespace attnd::fakes {
 
@@ -163,25 +164,6 @@ class FakeDevice final : public server::Device {
   std::map<std::string, int> passes_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, absl::Status> lost_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, absl::Status> refusals_ ABSL_GUARDED_BY(mutex_);
-};
-
-// Opened once; until then, Wait() blocks.
-class Gate {
- public:
-  void Open() {
-    MutexLock lock(mutex_);
-    open_ = true;
-    opened_.NotifyAll();
-  }
-  void Wait() {
-    MutexLock lock(mutex_);
-    while (!open_) opened_.Wait(mutex_);
-  }
-
- private:
-  Mutex mutex_;
-  CondVar opened_;
-  bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace attnd::fakes

@@ -12,36 +12,15 @@
 #include <memory>
 #include <thread>
 
-#include "kernels/sync.h"
 #include "server/services/raw_call.h"
+#include "tests/fakes/gate.h"
 
 namespace attnd::server {
 namespace {
 
+using fakes::Gate;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-
-class Signal {
- public:
-  void Give() {
-    MutexLock lock(mutex_);
-    given_ = true;
-    condition_.NotifyAll();
-  }
-  void Await() {
-    MutexLock lock(mutex_);
-    while (!given_) condition_.Wait(mutex_);
-  }
-  bool is_given() {
-    MutexLock lock(mutex_);
-    return given_;
-  }
-
- private:
-  Mutex mutex_;
-  CondVar condition_;
-  bool given_ ABSL_GUARDED_BY(mutex_) = false;
-};
 
 // Comes to the lane at once.
 class Event final : public Completion {
@@ -86,10 +65,10 @@ class IoLaneTest : public testing::Test {
     return true;
   }
 
-  // Returns with the lane's own thread in `event`, which gives `begun`.
-  void KeepBusy(Event& event, Signal& begun) {
+  // Returns with the lane's own thread in `event`, which opens `begun`.
+  void KeepBusy(Event& event, Gate& begun) {
     event.SendTo(*lane_);
-    begun.Await();
+    begun.Wait();
   }
 
   grpc::AsyncGenericService service_;
@@ -103,32 +82,32 @@ TEST_F(IoLaneTest, AThreadThatWaitsIsNotBusy) {
 }
 
 TEST_F(IoLaneTest, AThreadThatSleepsElsewhereIsNotBusy) {
-  Signal begun, enough;
+  Gate begun, enough;
   Event sleeps([&] {
-    begun.Give();
-    enough.Await();
+    begun.Open();
+    enough.Wait();
   });
   KeepBusy(sleeps, begun);
   EXPECT_TRUE(AllGlances(IoLane::Seen::kIdle));
-  enough.Give();
+  enough.Open();
   End();
 }
 
 TEST_F(IoLaneTest, WhatComesIsServed) {
-  Signal served;
-  Event event([&] { served.Give(); });
+  Gate served;
+  Event event([&] { served.Open(); });
   event.SendTo(*lane_);
-  served.Await();
+  served.Wait();
   EXPECT_EQ(lane_->Glance(steady_clock::now()), IoLane::Seen::kServed);
   End();
 }
 
 TEST_F(IoLaneTest, SomebodyStandsInUntilTheThreadIsBack) {
-  Signal begun, served;
+  Gate begun, served;
   std::atomic<bool> back{false};
   Event works([&] {
-    begun.Give();
-    while (!served.is_given()) {
+    begun.Open();
+    while (!served.is_open()) {
     }
     back = true;
   });
@@ -139,16 +118,16 @@ TEST_F(IoLaneTest, SomebodyStandsInUntilTheThreadIsBack) {
   Event waits([&] {
     by = std::this_thread::get_id();
     EXPECT_FALSE(back);
-    served.Give();
+    served.Open();
   });
   waits.SendTo(*lane_);
-  while (!served.is_given()) lane_->StandIn();
+  while (!served.is_open()) lane_->StandIn();
   EXPECT_EQ(by, std::this_thread::get_id());
   // The thread comes back with the next event at the latest.
-  Signal next;
-  Event again([&] { next.Give(); });
+  Gate next;
+  Event again([&] { next.Open(); });
   again.SendTo(*lane_);
-  next.Await();
+  next.Wait();
   EXPECT_TRUE(back);
   End();
 }
@@ -168,24 +147,24 @@ TEST_F(IoLaneTest, TheThreadIsWokenWhenNobodyStandsInAnyMore) {
 TEST_F(IoLaneTest, AThreadThatIsBehindHasNoTime) {
   EXPECT_TRUE(IoLane::HasTime()) << "no lane's thread";
   bool at_first = false, after_work = true, in_the_next = true;
-  Signal begun, both_wait, done;
+  Gate begun, both_wait, done;
   Event first([&] {
     at_first = IoLane::HasTime();
-    begun.Give();
-    both_wait.Await();
+    begun.Open();
+    both_wait.Wait();
     WorkFor(milliseconds(2));
     after_work = IoLane::HasTime();
   });
   Event second([&] {
     in_the_next = IoLane::HasTime();
-    done.Give();
+    done.Open();
   });
   first.SendTo(*lane_);
-  begun.Await();
+  begun.Wait();
   second.SendTo(*lane_);
   std::this_thread::sleep_for(milliseconds(20));  // until it is in the queue
-  both_wait.Give();
-  done.Await();
+  both_wait.Open();
+  done.Wait();
   EXPECT_TRUE(at_first);
   EXPECT_FALSE(after_work);
   EXPECT_FALSE(in_the_next);
@@ -193,13 +172,13 @@ TEST_F(IoLaneTest, AThreadThatIsBehindHasNoTime) {
   // Once it has waited for something it has time again.
   std::this_thread::sleep_for(milliseconds(20));
   bool later = false;
-  Signal seen;
+  Gate seen;
   Event third([&] {
     later = IoLane::HasTime();
-    seen.Give();
+    seen.Open();
   });
   third.SendTo(*lane_);
-  seen.Await();
+  seen.Wait();
   EXPECT_TRUE(later);
   End();
 }
