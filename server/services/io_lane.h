@@ -35,11 +35,10 @@ class IoLane {
   // Ends the queue, and with it the thread, when all that is in it is done. Also if never started.
   void Join();
 
-  // The two for one thread at a time, between Start and Join. Whether there was something to do
-  // since the last glance, ...
+  // Since the last glance: there was nothing to do; somebody came back from gRPC; or nobody did
+  // although the lane's thread was at work, and nobody waits for its other connections.
   enum class Seen { kIdle, kServed, kLeftAlone };
-  // ... and whether, for all that, nobody came back from gRPC: who serves it is at work, and nobody
-  // waits for the lane's other connections.
+  // By one thread at a time, between Start and Join.
   Seen Glance(TimePoint now);
   // Any thread, before Join: serves the queue until its own thread is back, for 10 ms at most.
   void StandIn();

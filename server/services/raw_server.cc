@@ -9,8 +9,8 @@ namespace {
 // take another's, and two threads from there on.
 constexpr int kExpected = 64;
 
-// How often the lanes are glanced at: what a caller waits for beside one who sends without end, and
-// 0.3 % of a processor. While nothing is to be done, less.
+// How often the lanes are glanced at: about what a caller waits for beside one who sends without
+// end. While nothing is to be done, less often.
 constexpr std::chrono::milliseconds kGlance(2);
 constexpr std::chrono::milliseconds kIdleGlance(20);
 
