@@ -116,10 +116,12 @@ absl::Status Dispatcher::Supports(const kernels::AttentionProblem& problem) cons
   return another ? absl::OkStatus() : first;
 }
 
-absl::Status Dispatcher::Submit(const JobPtr& job) {
+absl::Status Dispatcher::Submit(const JobPtr& job, Duration most_here) {
   if (lanes_.size() == 1) {
     const Lane& lane = lanes_[0];
-    if (lane.executor != nullptr && lane.executor->RunHere(job)) return absl::OkStatus();
+    if (lane.executor != nullptr && lane.executor->RunHere(job, most_here)) {
+      return absl::OkStatus();
+    }
     return lane.scheduler->Submit(job);
   }
   std::vector<size_t> able;

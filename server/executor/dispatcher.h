@@ -59,8 +59,9 @@ class Dispatcher {
   // OK if one device does; else why the first does not.
   absl::Status Supports(const kernels::AttentionProblem& problem) const;
   // As Scheduler::Submit and Cancel; also UNIMPLEMENTED where no device supports all of its
-  // problems. A small job may have ended when Submit returns (Executor::RunHere).
-  absl::Status Submit(const JobPtr& job);
+  // problems. A job that is predicted to take no more than `most_here` may have ended when Submit
+  // returns (Executor::RunHere).
+  absl::Status Submit(const JobPtr& job, Duration most_here);
   void Cancel(const JobPtr& job);
   // As Scheduler::HoldPlace, on the first device that has room; if none has, as the first refuses.
   absl::StatusOr<QueuePlace> HoldPlace(const std::string& tenant, int64_t message_bytes) const;

@@ -38,10 +38,6 @@ constexpr unsigned long kTimerSlackNs = 1000;
 // longer.
 constexpr int kIdleLooks = 2000;
 
-// What is predicted to take no longer may run on the thread that brings it: that thread has other
-// calls to serve, and to hand a request to another thread and its answer to gRPC's costs as much.
-constexpr microseconds kMostHere{50};
-
 // Long batches that take turns, a slice each: more would only all end later.
 constexpr int kMostInSlices = 2;
 
@@ -144,10 +140,10 @@ class Executor::Impl {
 
   ~Impl() { thread_.join(); }
 
-  bool RunHere(const JobPtr& job) {
+  bool RunHere(const JobPtr& job, Duration at_most) {
     if (!device_->runs_anywhere() || !turn_.try_acquire()) return false;
     absl::optional<Batch> batch;
-    if (lost_.ok() && !without_memory_) batch = scheduler_->TakeAlone(job, kMostHere);
+    if (lost_.ok() && !without_memory_) batch = scheduler_->TakeAlone(job, at_most);
     if (batch) {
       Take(*std::move(batch));
       while (lost_.ok() && !under_way_.empty()) LookAtAll();
@@ -477,6 +473,6 @@ Executor::Executor(const ExecutorOptions& options, Scheduler* scheduler, Device*
 
 Executor::~Executor() = default;
 
-bool Executor::RunHere(const JobPtr& job) { return impl_->RunHere(job); }
+bool Executor::RunHere(const JobPtr& job, Duration at_most) { return impl_->RunHere(job, at_most); }
 
 }  // namespace attnd::server

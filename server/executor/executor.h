@@ -58,10 +58,10 @@ class Executor {
   // first).
   ~Executor();
 
-  // Runs a small job to its end on the caller's thread, if the device can (runs_anywhere), is idle,
-  // and the scheduler hands the job out at once: it then needs no other thread. False: nothing was
-  // done; Submit it. Thread-safe.
-  bool RunHere(const JobPtr& job);
+  // Runs a job to its end on the caller's thread, if the device can (runs_anywhere), is idle, and
+  // the scheduler hands the job out at once, as predicted to take no more than `at_most`: it then
+  // needs no other thread. False: nothing was done; Submit it. Thread-safe.
+  bool RunHere(const JobPtr& job, Duration at_most);
 
  private:
   class Impl;

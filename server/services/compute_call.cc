@@ -168,7 +168,7 @@ void ComputeCall::Submit(std::unique_ptr<Request> request) {
     job_ = job;
   }
   const QueuePlace place = std::move(place_);  // for this long: from now on the job owns the call
-  const absl::Status status = parts_.dispatcher->Submit(job);
+  const absl::Status status = parts_.dispatcher->Submit(job, MostComputedHere());
   if (!status.ok()) job->Finish(status, Stage::kQueue);
   // OnCancel may have come before the scheduler had the job.
   if (cancelled_) parts_.dispatcher->Cancel(job);

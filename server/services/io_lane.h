@@ -45,6 +45,8 @@ class IoLane {
   // Grows with each coming and going of the lane's own thread between gRPC and reactions.
   uint64_t own_turns() const { return own_turns_; }
 
+  // Whether this thread serves a lane, its own or as a stand-in.
+  static bool IsServing();
   // On a thread that serves a lane, false: it has been at work for a millisecond without looking
   // for more, so what takes long is a worker's now. True on other threads.
   static bool HasTime();

@@ -202,7 +202,7 @@ void KserveStreamCall::Submit(const TurnPtr& turn, std::unique_ptr<Request> requ
     MutexLock lock(mutex_);
     turn->job = job;
   }
-  const absl::Status status = parts_.dispatcher->Submit(job);
+  const absl::Status status = parts_.dispatcher->Submit(job, MostComputedHere());
   if (!status.ok()) job->Finish(status, Stage::kQueue);
   // OnCancel may have come before the scheduler had the job.
   if (cancelled_) parts_.dispatcher->Cancel(job);
@@ -220,7 +220,7 @@ void KserveStreamCall::JobDone(const TurnPtr& turn, const Request& request,
   turn->shared_outputs = turn->inference.TakeSharedOutputs(*answer);
   wire::EncodedAnswer encoded = turn->inference.EncodeStreamed(request, *answer);
   turn->message = ToByteBuffer(std::move(encoded), *std::move(answer));
-  if (turn->shared_outputs.size_bytes() <= kSmallAnswerBytes) return Place(*turn);
+  if (IsSentHere(turn->shared_outputs.size_bytes())) return Place(*turn);
   // Copying much is not the executor's work.
   const auto place = [self = shared_from_this(), turn] { self->Place(*turn); };
   if (!parts_.senders->TryPost(place)) place();
@@ -256,7 +256,7 @@ void KserveStreamCall::Ready(Turn& turn) {
     const Turn& first = *turns_.front();
     if (first.is_ready && !writing_) next_bytes = static_cast<int64_t>(first.message.Length());
   }
-  if (next_bytes <= kSmallAnswerBytes) return Advance();
+  if (IsSentHere(next_bytes)) return Advance();
   // Writing much to a socket is not the executor's work.
   const auto advance = [self = shared_from_this()] { self->Advance(); };
   if (!parts_.senders->TryPost(advance)) advance();

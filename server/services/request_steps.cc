@@ -12,6 +12,10 @@ namespace {
 // How often a decoder that waits for memory looks whether its caller is still there.
 constexpr std::chrono::milliseconds kGoneCheckInterval(50);
 
+// MostComputedHere: 1 MiB of tensors that cost little else take 100 to 200 us.
+constexpr std::chrono::microseconds kMostHere(300);
+constexpr std::chrono::microseconds kMostInAHurry(50);
+
 absl::Status WithPushback(absl::Status status, int64_t pushback_ms) {
   SetRetryPushbackMs(status, pushback_ms);
   return status;
@@ -23,6 +27,12 @@ absl::Status DeadlinePassed() { return absl::DeadlineExceededError("the deadline
 
 bool IsCopiedHere(int64_t bytes) {
   return bytes <= kAlwaysInlineBytes || (bytes <= kInlineBytes && IoLane::HasTime());
+}
+
+Duration MostComputedHere() { return IoLane::HasTime() ? kMostHere : kMostInAHurry; }
+
+bool IsSentHere(int64_t bytes) {
+  return bytes <= kSmallAnswerBytes || (IoLane::IsServing() && IsCopiedHere(bytes));
 }
 
 absl::Status Busy(absl::string_view message) {

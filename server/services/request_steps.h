@@ -20,9 +20,15 @@ inline constexpr int64_t kInlineBytes = int64_t{2} << 20;
 inline constexpr int64_t kAlwaysInlineBytes = int64_t{64} << 10;
 // Whether a message is copied by this thread, its connection's.
 bool IsCopiedHere(int64_t bytes);
+// How long a job may be predicted to take that this thread is to compute (Dispatcher::Submit):
+// about as long as it takes to wake the device's thread, which has nothing of it in its cache, and
+// then another one that sends the answer.
+Duration MostComputedHere();
 // Up to this size an answer is handed to gRPC by the thread that has it: to wake a sender costs
 // more than to write it to the socket.
 inline constexpr int64_t kSmallAnswerBytes = int64_t{64} << 10;
+// Whether this thread hands it over: a connection's may, up to kInlineBytes.
+bool IsSentHere(int64_t bytes);
 // For refusals that a little patience cures; about the time of a mid-sized batch.
 inline constexpr int64_t kBusyPushbackMs = 100;
 

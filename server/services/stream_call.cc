@@ -159,7 +159,7 @@ void StreamCall::SendAnswer(const Request& request, Answer answer) {
   const int64_t answer_bytes = answer.o.size_bytes() + answer.lse.size_bytes();
   leaving_[0].buffer = std::make_shared<Buffer>(std::move(answer.o));
   leaving_[1].buffer = std::make_shared<Buffer>(std::move(answer.lse));
-  if (answer_bytes <= kSmallAnswerBytes) return WriteNext();
+  if (IsSentHere(answer_bytes)) return WriteNext();
   PostSend([this, self = shared_from_this()] { WriteNext(); });
 }
 

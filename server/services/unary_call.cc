@@ -84,7 +84,7 @@ void UnaryCall::SendAnswer(const Request& request, Answer answer) {
   wire::EncodedAnswer encoded = EncodeAnswer(request, answer);
   outgoing_ = ToByteBuffer(std::move(encoded), std::move(answer));
   const auto bytes = static_cast<int64_t>(outgoing_.Length()) + shared_output_bytes();
-  if (bytes <= kSmallAnswerBytes) return Send();
+  if (IsSentHere(bytes)) return Send();
   PostSend([this, self = shared_from_this()] { Send(); });
 }
 

@@ -48,7 +48,7 @@ class DispatcherTest : public ::testing::Test {
   fakes::Probe& Submit(int64_t len, int64_t head_dim = 64) {
     probes_.push_back(
         std::make_unique<fakes::Probe>(fakes::MakeAttention(pool_, len, head_dim, 0, 0, 0)));
-    submitted_ = dispatcher_.Submit(probes_.back()->job());
+    submitted_ = dispatcher_.Submit(probes_.back()->job(), Duration::zero());
     return *probes_.back();
   }
   std::pair<int64_t, int64_t> queued() const {
@@ -120,7 +120,7 @@ TEST_F(DispatcherTest, GoesToTheGpuThatHasItsTensors) {
     std::unique_ptr<Request> request = fakes::MakeAttention(pool_, 10, 64, 0, 0, 0);
     request->gpu.device = 1;
     probes_.push_back(std::make_unique<fakes::Probe>(std::move(request)));
-    ASSERT_TRUE(dispatcher_.Submit(probes_.back()->job()).ok());
+    ASSERT_TRUE(dispatcher_.Submit(probes_.back()->job(), Duration::zero()).ok());
   }
   EXPECT_EQ(queued(), std::make_pair(int64_t{0}, int64_t{3}));
 }

@@ -21,6 +21,8 @@ using fakes::Probe;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
+constexpr std::chrono::milliseconds kMostHere(1);
+
 class RunHereTest : public ::testing::Test {
  protected:
   void Start(const SchedulerOptions& options = {}, int max_batches = 1) {
@@ -37,7 +39,7 @@ class RunHereTest : public ::testing::Test {
   // The executor's thread has the turn until it waits for a batch.
   bool RunsHereBeforeLong(Probe& probe) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-    while (!executor_->RunHere(probe.job())) {
+    while (!executor_->RunHere(probe.job(), kMostHere)) {
       if (std::chrono::steady_clock::now() > until) return false;
       std::this_thread::yield();
     }
@@ -82,7 +84,7 @@ TEST_F(RunHereTest, NotWhileTheDeviceIsBusy) {
   ASSERT_TRUE(scheduler_->Submit(running.job()).ok());
   device_->WaitForLog(2);  // its run has begun
   Probe probe({.id = "a"});
-  EXPECT_FALSE(executor_->RunHere(probe.job()));
+  EXPECT_FALSE(executor_->RunHere(probe.job(), kMostHere));
   EXPECT_EQ(probe.times_ended(), 0);
   ASSERT_TRUE(scheduler_->Submit(probe.job()).ok());
   gate.Open();
@@ -95,7 +97,8 @@ TEST_F(RunHereTest, NotWithinAnother) {
   Start();
   Probe inner({.id = "inner"});
   bool nested = true;
-  device_->OnStage(Stage::kDownload, [&](auto&) { nested = executor_->RunHere(inner.job()); });
+  device_->OnStage(Stage::kDownload,
+                   [&](auto&) { nested = executor_->RunHere(inner.job(), kMostHere); });
   Probe outer({.id = "outer"});
   ASSERT_TRUE(RunsHereBeforeLong(outer));
   EXPECT_FALSE(nested);
@@ -109,7 +112,7 @@ TEST_F(RunHereTest, NotWhereBatchesAreToFormOrTheDeviceMayNot) {
   EXPECT_EQ(scheduler_->TakeAlone(probe.job(), Duration::max()), absl::nullopt);
   Drain();
   Start({}, 3);
-  EXPECT_FALSE(executor_->RunHere(probe.job()));
+  EXPECT_FALSE(executor_->RunHere(probe.job(), kMostHere));
   EXPECT_THAT(device_->log(), IsEmpty());
   Drain();
 }
@@ -162,7 +165,7 @@ TEST_F(RunHereTest, TheDispatcherTriesItFirst) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (ran_on != std::this_thread::get_id() && std::chrono::steady_clock::now() < until) {
     Probe probe({.id = "a"});
-    ASSERT_TRUE(dispatcher.Submit(probe.job()).ok());
+    ASSERT_TRUE(dispatcher.Submit(probe.job(), kMostHere).ok());
     EXPECT_TRUE(probe.status().ok());
   }
   EXPECT_EQ(ran_on, std::this_thread::get_id());

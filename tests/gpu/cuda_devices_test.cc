@@ -82,7 +82,7 @@ class TwoGpusTest : public ::testing::Test {
   }
   void SubmitAll() {
     for (const auto& probe : probes_) {
-      const absl::Status status = dispatcher_->Submit(probe->job());
+      const absl::Status status = dispatcher_->Submit(probe->job(), Duration::zero());
       if (!status.ok()) probe->job()->Finish(status, Stage::kQueue);
     }
   }

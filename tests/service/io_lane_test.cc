@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "server/services/raw_call.h"
+#include "server/services/request_steps.h"
 #include "tests/fakes/gate.h"
 
 namespace attnd::server {
@@ -146,14 +147,23 @@ TEST_F(IoLaneTest, TheThreadIsWokenWhenNobodyStandsInAnyMore) {
 
 TEST_F(IoLaneTest, AThreadThatIsBehindHasNoTime) {
   EXPECT_TRUE(IoLane::HasTime()) << "no lane's thread";
+  EXPECT_FALSE(IsSentHere(kInlineBytes)) << "no lane's thread";
+  EXPECT_TRUE(IsSentHere(kSmallAnswerBytes));
+  EXPECT_FALSE(IoLane::IsServing());
+  bool sends_at_first = false, sends_after_work = true;
+  Duration computes_at_first{}, computes_after_work{};
   bool at_first = false, after_work = true, in_the_next = true;
   Gate begun, both_wait, done;
   Event first([&] {
     at_first = IoLane::HasTime();
+    sends_at_first = IsSentHere(kInlineBytes);
+    computes_at_first = MostComputedHere();
     begun.Open();
     both_wait.Wait();
     WorkFor(milliseconds(2));
     after_work = IoLane::HasTime();
+    sends_after_work = IsSentHere(kInlineBytes);
+    computes_after_work = MostComputedHere();
   });
   Event second([&] {
     in_the_next = IoLane::HasTime();
@@ -167,6 +177,9 @@ TEST_F(IoLaneTest, AThreadThatIsBehindHasNoTime) {
   done.Wait();
   EXPECT_TRUE(at_first);
   EXPECT_FALSE(after_work);
+  EXPECT_TRUE(sends_at_first);
+  EXPECT_FALSE(sends_after_work);
+  EXPECT_LT(computes_after_work, computes_at_first);
   EXPECT_FALSE(in_the_next);
 
   // Once it has waited for something it has time again.
