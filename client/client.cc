@@ -1,5 +1,7 @@
 #include "client/client.h"
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -216,5 +218,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const std::string& addre
   }
   return std::unique_ptr<Client>(std::make_unique<ClientImpl>(address, options));
 }
+
+void UsePolling() { setenv("GRPC_POLL_STRATEGY", "poll", 0); }
 
 }  // namespace attnd

@@ -128,5 +128,6 @@ int Main(const std::vector<std::string>& words) {
 
 int main(int argc, char** argv) {
   attnd::tools::TuneProcess();
+  attnd::UsePolling();
   return attnd::tools::Main({argv + 1, argv + argc});
 }

@@ -1,10 +1,13 @@
 // Calls against a fake server: answers, errors, retries, the two connections.
 #include "client/client.h"
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <atomic>
 #include <future>
 #include <set>
+#include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -319,6 +322,22 @@ TEST(Client, HealthAndInfo) {
   EXPECT_EQ(client->CheckHealth(absl::Seconds(60)).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(client->GetServerInfo(absl::Seconds(60)).status().code(),
             absl::StatusCode::kUnavailable);
+}
+
+// What it says to a process whose gRPC has begun already does nothing.
+TEST(Client, PollingIsTheEnvironmentsToRefuse) {
+  const auto strategy = [] {
+    const char* value = getenv("GRPC_POLL_STRATEGY");
+    return std::string(value == nullptr ? "" : value);
+  };
+  const std::string old = strategy();
+  unsetenv("GRPC_POLL_STRATEGY");
+  UsePolling();
+  EXPECT_EQ(strategy(), "poll");
+  setenv("GRPC_POLL_STRATEGY", "epoll1", 1);
+  UsePolling();
+  EXPECT_EQ(strategy(), "epoll1");
+  old.empty() ? unsetenv("GRPC_POLL_STRATEGY") : setenv("GRPC_POLL_STRATEGY", old.c_str(), 1);
 }
 
 }  // namespace

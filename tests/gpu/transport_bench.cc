@@ -345,5 +345,6 @@ int Main() {
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   attnd::tools::TuneProcess();
+  attnd::UsePolling();
   return attnd::testing::Main();
 }
