@@ -33,9 +33,6 @@ constexpr int64_t kItemsPerThread = 4;
 // Rows of an AMX task are cut down to this fraction for that.
 constexpr int64_t kMostFraction = 8;
 
-// Of this thread, in its last Run.
-thread_local int64_t last_share = 0;
-
 // Threads' scratch is cut from one workspace at multiples of a cache line.
 constexpr int64_t kAlignmentBytes = 64;
 int64_t RoundUp(int64_t bytes) {
@@ -98,10 +95,8 @@ class CpuBackend final : public Backend {
     const bool gives_turns = list.cost() >= kMinCostPerThread;
     pool_.Run(workers, [&](int worker) {
       void* scratch = memory + worker * scratch_bytes;
-      int64_t share = last_share;
-      int64_t i = shares.First(share);
-      last_share = share;
-      for (; i >= 0; i = shares.Next(share)) {
+      int64_t share = worker;  // the thread's own, as the number is
+      for (int64_t i = shares.First(share); i >= 0; i = shares.Next(share)) {
         RunItem(list.At(i), splits, scratch);
         if (gives_turns) GiveTurn();
       }
@@ -179,7 +174,11 @@ class CpuBackend final : public Backend {
     const double worthwhile = std::max(
         1.0, list.cost() / (pool_.spins() ? kMinCostPerSpinningThread : kMinCostPerThread));
     const int64_t most = std::min<int64_t>(pool_.threads(), list.size());
-    return static_cast<int>(std::min(static_cast<double>(most), worthwhile));
+    const auto workers = static_cast<int64_t>(std::min(static_cast<double>(most), worthwhile));
+    if (workers == 0 || !list.IsUniform()) return static_cast<int>(workers);
+    // No more than end together.
+    const int64_t items_each = (list.size() + workers - 1) / workers;
+    return static_cast<int>((list.size() + items_each - 1) / items_each);
   }
 
   // Of one thread.

@@ -8,9 +8,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kOneRunning = uint64_t{1} << 32;
-constexpr uint64_t kUnclaimedMask = kOneRunning - 1;
-
 // The processor does something else for some 50 ns.
 void Pause() {
 #if defined(__x86_64__)
@@ -39,90 +36,98 @@ bool SpinUntil(std::chrono::microseconds spin, Done done) {
 }  // namespace
 
 ThreadPool::ThreadPool(int threads, std::chrono::microseconds spin) : spin_(spin) {
-  helpers_.reserve(threads - 1);
-  try {
-    for (int i = 1; i < threads; ++i) helpers_.emplace_back([this] { Help(); });
-  } catch (const std::system_error&) {
-    // The limit on threads: what has started is enough to be right.
+  // All before the first thread, which may look at the others.
+  for (int i = 1; i < threads; ++i) helpers_.push_back(std::make_unique<Helper>());
+  for (int worker = 1; worker < threads; ++worker) {
+    try {
+      HelperOf(worker).thread = std::thread([this, worker] { Help(worker); });
+    } catch (const std::system_error&) {
+      // The limit on threads: what has started is enough to be right.
+      helpers_.resize(static_cast<size_t>(worker) - 1);
+      return;
+    }
   }
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    work_.NotifyAll();
+  for (const auto& helper : helpers_) {
+    helper->state = State::kEnding;
+    Wake(*helper);
   }
-  for (std::thread& helper : helpers_) helper.join();
+  for (const auto& helper : helpers_) helper->thread.join();
 }
 
 void ThreadPool::Run(int workers, absl::FunctionRef<void(int)> body) {
   if (workers == 1) return body(0);
   body_ = &body;
-  state_.store(static_cast<uint64_t>(workers - 1));
-  WakeSome(workers - 1);
+  workers_ = workers;
+  wakes_ = false;
+  // Last the first, which wake the others.
+  for (int worker = workers - 1; worker > 0; --worker) Call(HelperOf(worker));
+  if (wakes_) WakeNext(0);
   body(0);
-  state_.fetch_and(~kUnclaimedMask);
-  AwaitHelpers();
+  for (int worker = 1; worker < workers; ++worker) {
+    if (HasBegun(HelperOf(worker))) AwaitEnd(HelperOf(worker));
+  }
 }
 
-void ThreadPool::AwaitHelpers() {
-  const auto done = [this] { return state_.load() == 0; };
-  if (SpinUntil(spin_, done)) return;
+void ThreadPool::Call(Helper& helper) {
+  helper.was_asleep = helper.state.exchange(State::kCalled) == State::kAsleep;
+  helper.to_be_woken = helper.was_asleep;
+  if (helper.was_asleep) wakes_ = true;
+}
+
+// Two of them: 1 and 2 after 0, 3 and 4 after 1, 5 and 6 after 2.
+void ThreadPool::WakeNext(int worker) {
+  for (int next = 2 * worker + 1; next <= 2 * worker + 2 && next < workers_; ++next) {
+    if (HelperOf(next).to_be_woken.exchange(false)) Wake(HelperOf(next));
+  }
+}
+
+// Its state was changed before: whoever goes to sleep looks at it under the mutex.
+void ThreadPool::Wake(Helper& helper) {
+  { MutexLock lock(helper.mutex); }
+  helper.called.NotifyOne();
+}
+
+bool ThreadPool::HasBegun(Helper& helper) {
+  State called = State::kCalled;
+  return !helper.state.compare_exchange_strong(
+      called, helper.was_asleep ? State::kAsleep : State::kLooking);
+}
+
+void ThreadPool::AwaitEnd(const Helper& helper) {
+  const auto ended = [&] { return helper.state.load() != State::kAtWork; };
+  if (SpinUntil(spin_, ended)) return;
   MutexLock lock(mutex_);
   awaiting_ = true;
-  while (!done()) done_.Wait(mutex_);
+  while (!ended()) done_.Wait(mutex_);
   awaiting_ = false;
 }
 
-// Whoever goes to sleep counts itself, then looks at state_; whoever changes state_ then looks at
-// the count, and passes through the mutex before it notifies: no wake-up is lost.
-void ThreadPool::WakeSome(int unclaimed) {
-  const int needed = std::min(unclaimed - spinning_.load(), sleeping_.load());
-  if (needed <= 0) return;
-  { MutexLock lock(mutex_); }
-  for (int i = 0; i < std::min(needed, 2); ++i) work_.NotifyOne();
-}
-
-int ThreadPool::Claim() {
-  uint64_t state = state_.load();
-  while ((state & kUnclaimedMask) != 0) {
-    if (state_.compare_exchange_weak(state, state - 1 + kOneRunning)) {
-      return static_cast<int>(state & kUnclaimedMask);
+bool ThreadPool::AwaitCall(Helper& helper) {
+  for (;;) {
+    SpinUntil(spin_, [&] { return helper.state.load() != State::kLooking; });
+    State looking = State::kLooking;
+    if (helper.state.compare_exchange_strong(looking, State::kAsleep) ||
+        looking == State::kAsleep) {  // by a call that was taken back
+      MutexLock lock(helper.mutex);
+      while (helper.state.load() == State::kAsleep) helper.called.Wait(helper.mutex);
     }
+    State called = State::kCalled;
+    if (helper.state.compare_exchange_strong(called, State::kAtWork)) return true;
+    if (called == State::kEnding) return false;
+    // The call was taken back.
   }
-  return 0;
 }
 
-int ThreadPool::ClaimSoon() {
-  int worker = 0;
-  ++spinning_;
-  SpinUntil(spin_, [&] {
-    if ((state_.load() & kUnclaimedMask) == 0) return false;
-    --spinning_;
-    worker = Claim();
-    if (worker == 0) ++spinning_;
-    return worker != 0;
-  });
-  if (worker == 0) --spinning_;
-  return worker;
-}
-
-int ThreadPool::ClaimAtLast() {
-  if (const int worker = spins() ? ClaimSoon() : Claim(); worker != 0) return worker;
-  MutexLock lock(mutex_);
-  ++sleeping_;
-  int worker = 0;
-  while (!stopping_ && (worker = Claim()) == 0) work_.Wait(mutex_);
-  --sleeping_;
-  return worker;
-}
-
-void ThreadPool::Help() {
-  while (const int worker = ClaimAtLast()) {
-    WakeSome(worker - 1);
+void ThreadPool::Help(int worker) {
+  Helper& helper = HelperOf(worker);
+  while (AwaitCall(helper)) {
+    if (wakes_) WakeNext(worker);
     (*body_)(worker);
-    if (state_.fetch_sub(kOneRunning) != kOneRunning || !awaiting_) continue;
+    helper.state = State::kLooking;
+    if (!awaiting_) continue;
     { MutexLock lock(mutex_); }
     done_.NotifyOne();
   }

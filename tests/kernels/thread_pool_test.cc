@@ -93,6 +93,37 @@ TEST_P(ThreadPoolTest, AllComeAfterAnyPause) {
   }
 }
 
+TEST_P(ThreadPoolTest, ANumberIsOneThreads) {
+  ThreadPool pool(4, GetParam());
+  std::vector<std::set<std::thread::id>> threads(4);
+  for (int round = 0; round < 100; ++round) {
+    std::atomic<int> came{0};
+    const int workers = 2 + round % 3;
+    pool.Run(workers, [&](int worker) {
+      threads[worker].insert(std::this_thread::get_id());
+      ++came;
+      while (came < workers) std::this_thread::yield();
+    });
+  }
+  for (const auto& ids : threads) EXPECT_EQ(ids.size(), 1u);
+}
+
+// A call that is taken back before its thread has begun, again and again, whether that looks for
+// work, sleeps, or is about to wake up, keeps it from none of the calls that follow.
+TEST_P(ThreadPoolTest, CallsAreTakenBack) {
+  ThreadPool pool(4, GetParam());
+  for (int round = 0; round < 200; ++round) {
+    for (int i = 0; i < round % 20; ++i) pool.Run(4, [](int) {});
+    std::this_thread::sleep_for(std::chrono::microseconds(round % 7 * 20));
+    std::atomic<int> came{0};
+    pool.Run(4, [&](int) {
+      ++came;
+      while (came < 4) std::this_thread::yield();
+    });
+    ASSERT_EQ(came, 4);
+  }
+}
+
 TEST_P(ThreadPoolTest, EndsWithoutEverHavingRun) {
   for (int threads = 1; threads <= 4; ++threads) ThreadPool pool(threads, GetParam());
 }
