@@ -30,8 +30,8 @@ constexpr double kAmxSpeed = 8;
 // Pieces of work for each thread, so that they end together though some take longer.
 constexpr int64_t kItemsPerThread = 4;
 
-// Rows of an AMX task are cut down to this fraction for that.
-constexpr int64_t kMostFraction = 8;
+// Rows of an AMX task are cut down to this fraction for that, but to no less than a block.
+constexpr int64_t kMostFraction = 16;
 
 // Threads' scratch is cut from one workspace at multiples of a cache line.
 constexpr int64_t kAlignmentBytes = 64;
@@ -163,7 +163,8 @@ class CpuBackend final : public Backend {
         return {.by_kv_head = true, .rows = p.group(), .split_keys = kDecodeSplitKeys};
       case Path::kAmx:
         return {.by_kv_head = true,
-                .rows = kernels_.amx->task_rows(ElementOf(p.dtype), p.head_dim) / fraction,
+                .rows = std::max(kernels_.amx->task_rows(ElementOf(p.dtype), p.head_dim) / fraction,
+                                 kernels_.amx->q_block),
                 .speed = kAmxSpeed};
     }
     return {};

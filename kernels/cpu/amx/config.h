@@ -27,24 +27,24 @@ inline constexpr int64_t kBatchGroups = kBatchKeys / 32;
 // Key positions are cut into steps from position 0 on, for every query: what a row computes does
 // not depend on the rows that it shares a block or a task with.
 
-// Whether more scratch memory buys more than a few percent: 1.6 MB a thread.
+// Whether more scratch memory buys more than a few percent: 2.5 MB a thread.
 constexpr bool HasLongTasks(int64_t padded_dim, int64_t parts) {
   return parts == 1 && padded_dim > 64 && padded_dim <= 128;
 }
 
 // Packed keys of a task at a time, in the L2 together with Q and O of all its rows: 256 KiB of K
-// and V, unless that were less than a batch; 512 KiB where a task has 1024 rows of bf16, each of
-// which then visits its O half as often.
+// and V, unless that were less than a batch. In long tasks 512 KiB, which every block of rows
+// reads, so that they stay in the L2, while Q and O pass through it once for so many keys.
 constexpr int64_t ChunkKeys(int64_t padded_dim, int64_t parts) {
   if (HasLongTasks(padded_dim, parts)) return 1024;
   const int64_t keys = 256 * 1024 / (padded_dim * parts * 4);
   return keys < 512 ? kBatchKeys : 512;
 }
 
-// Query rows of a task at most. Packing a key costs about as much as multiplying it by 150 rows.
+// Query rows of a task at most. Packing a key costs as much as multiplying it by 90 to 150 rows.
 constexpr int64_t TaskRows(int64_t padded_dim, int64_t parts) {
   if (padded_dim * parts > 256) return 256;
-  return HasLongTasks(padded_dim, parts) ? 1024 : 512;
+  return HasLongTasks(padded_dim, parts) ? 2048 : 512;
 }
 
 inline constexpr int64_t kL1Bytes = 48 * 1024;        // Sapphire Rapids and later
@@ -52,8 +52,9 @@ inline constexpr int64_t kL2Bytes = 2 * 1024 * 1024;  // likewise
 
 // A step at head_dim 128.
 static_assert(kBlockRows * 128 * (2 + 4) + kBlockRows * kStepKeys * (4 + 2) <= kL1Bytes);
-// A task: packed K and V, Q and O, for bf16 and for fp16 in two parts.
-static_assert(ChunkKeys(128, 1) * 128 * 4 + TaskRows(128, 1) * 128 * 6 <= kL2Bytes);
+// A task: packed K and V, for bf16 and for fp16 in two parts; Q and O too, but in long tasks.
+static_assert(ChunkKeys(128, 1) * 128 * 4 <= kL2Bytes / 4);
+static_assert(ChunkKeys(64, 1) * 64 * 4 + TaskRows(64, 1) * 64 * 6 <= kL2Bytes);
 static_assert(ChunkKeys(256, 1) * 256 * 4 + TaskRows(256, 1) * 256 * 6 <= kL2Bytes);
 static_assert(ChunkKeys(256, 2) * 256 * 8 + TaskRows(256, 2) * 256 * 8 <= kL2Bytes);
 

@@ -2,10 +2,9 @@
 // kernel's unit alone.
 //
 // A row's largest weight is exactly 1, and needs no rounding, only if it gave the row's reference.
-// References rise seldom, so a weight that is a fifth larger than the one noted before is noted,
+// References rise seldom, so a weight that is two fifths larger than the one noted before is noted,
 // and what its rounding changed is added to O and to the sum afterwards. A few weights are most of
-// a row's answer: of 512 weights of N(0,1) scores, these are a tenth of what rounding them all
-// changes.
+// a row's answer.
 #ifndef ATTND_KERNELS_CPU_AMX_RESIDUALS_H_
 #define ATTND_KERNELS_CPU_AMX_RESIDUALS_H_
 
@@ -28,7 +27,8 @@ __attribute__((noinline)) void AddResiduals(const Tops& tops, const uint16_t* v,
     uint32_t rows = _mm512_cmpneq_epi32_mask(places, none);
     if (rows == 0) continue;
     const __m512 x = _mm512_load_ps(tops.exponent[note]);
-    const __m512 residual = _mm512_sub_ps(ExactExp2(x), Upper(RoundedExp2::Of(x)));
+    const __m512i rounded = _mm512_slli_epi32(RoundedExp2::Of(x), 16);
+    const __m512 residual = _mm512_sub_ps(ExactExp2(x), _mm512_castsi512_ps(rounded));
     alignas(64) float residuals[16];
     _mm512_store_ps(residuals, residual);
     // It is at most 2^-8 of a power of 2. The smallest quarter of them has a 64th of the squares.

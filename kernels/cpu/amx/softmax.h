@@ -3,8 +3,8 @@
 //
 // While tiles are at work, the multiplier of port 5 is closed to vectors (measured: 96
 // multiplications among tile loads take 93 cycles, 46 without; additions, integers and comparisons
-// keep both ports). So what counts is the multiplier's operations: 8 for 16 scores, and as many
-// others.
+// keep both ports). So what counts is the multiplier's operations: 5 for 16 scores, and half as
+// many others.
 #ifndef ATTND_KERNELS_CPU_AMX_SOFTMAX_H_
 #define ATTND_KERNELS_CPU_AMX_SOFTMAX_H_
 
@@ -43,32 +43,37 @@ struct Exponent {
   }
 };
 
-// 2^x plus half a unit of its last place in bf16, so that the upper 16 bits are 2^x rounded to
-// bf16, halves away from zero, but for an error of 7.5e-5 of it: a twentieth of what the rounding
-// is in the mean. 0 where 2^x would be below 2^-126, -inf included; NaN for NaN. In phases, for who
-// works on several numbers at once.
+// 2^x rounded to bf16, but for an error of 8.6e-5 of it: a twentieth of what the rounding is in the
+// mean. The bits of a number 2^e (1 + m) in bf16 are 128 (e + m + 127), so that what is rounded is
+// the sum of x and of m - r, r being x's fraction. 0 where 2^x would be below 2^-127, -inf
+// included, and a subnormal number up to 2^-126, which products count as 0. x <= 48. In phases, for
+// who works on several numbers at once.
 struct RoundedExp2 {
   __m512 x, r, g;
 
   ATTND_CPU_INLINE void Begin() {
-    constexpr int kFraction = 1;  // of VREDUCEPS: x - floor(x)
+    x = _mm512_max_ps(_mm512_set1_ps(-127.0f), x);  // NaN stays
+    constexpr int kFraction = 1;                    // of VREDUCEPS: x - floor(x)
     r = _mm512_reduce_ps(x, kFraction);
-    // Minimax fit of 2^r on [0, 1].
-    g = _mm512_fmadd_ps(_mm512_set1_ps(0x1.3f96a4p-4f), r, _mm512_set1_ps(0x1.cefc4cp-3f));
+    // Minimax fit of 2^r - 1 - r on [0, 1], relative to 2^r, without a constant.
+    g = _mm512_fmadd_ps(_mm512_set1_ps(0x1.3baadp-4f), r, _mm512_set1_ps(0x1.d23772p-3f));
   }
   ATTND_CPU_INLINE void Continue() {
-    g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.64444cp-1f));
-    g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(0x1.fff632p-1f + 0x1p-8f));
+    g = _mm512_fmadd_ps(g, r, _mm512_set1_ps(-0x1.38334cp-2f));
+    g = _mm512_fmadd_ps(g, r, x);
   }
-  ATTND_CPU_INLINE __m512 End() const {
-    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
-    return _mm512_maskz_scalef_ps(normal, g, x);
+  // In the lower halves of the lanes; for a NaN anything.
+  ATTND_CPU_INLINE __m512i End() const {
+    constexpr float kInteger = 0x1.8p16f;  // the last place of a sum with it is 1/128
+    return _mm512_castps_si512(_mm512_add_ps(g, _mm512_set1_ps(kInteger + 127)));
   }
-  static ATTND_CPU_INLINE __m512 Of(__m512 x) {
+  // NaN for NaN.
+  static ATTND_CPU_INLINE __m512i Of(__m512 x) {
     RoundedExp2 exp = {x, x, x};
     exp.Begin();
     exp.Continue();
-    return exp.End();
+    return _mm512_mask_mov_epi32(exp.End(), _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
+                                 _mm512_set1_epi32(0x7fc0));
   }
 };
 
@@ -77,7 +82,12 @@ ATTND_CPU_INLINE __m512 ExactExp2(__m512 x) {
   return ExpOf(x, _mm512_set1_ps(1.0f), _mm512_set1_ps(-126.0f));
 }
 
-// The upper halves: lane i holds even[i]'s, then odd[i]'s.
+// The lower halves: lane i holds even[i]'s, then odd[i]'s.
+ATTND_CPU_INLINE __m512i PackLower(__m512i even, __m512i odd) {
+  return _mm512_mask_alignr_epi8(even, 0xcccccccccccccccc, odd, odd, 14);
+}
+
+// Likewise the upper halves.
 ATTND_CPU_INLINE __m512i PackUpper(__m512 even, __m512 odd) {
   const __m512i low = _mm512_castps_si512(even);
   return _mm512_mask_alignr_epi8(_mm512_castps_si512(odd), 0x3333333333333333, low, low, 2);
@@ -127,7 +137,7 @@ ATTND_CPU_INLINE __m512 ReduceEach(__m512 v[16], Combine combine) {
 // bf16: a weight of each row that none exceeds by much, and the one that was it before. See
 // AddResiduals.
 struct Tops {
-  static constexpr float kMuch = 0.25f;  // in exponents: fewer notes, nearly as good ones
+  static constexpr float kMuch = 0.5f;  // in exponents: fewer notes, nearly as good ones
 
   float* exponent[2];
   int32_t* place[2];  // the key, counted from the chunk's first; -1 for none, or one that is 1
@@ -384,7 +394,8 @@ ATTND_CPU_INLINE void Weights(const Exponent& exponent, float shift, int64_t row
                               float* scores, const RowState& rows, uint16_t* p) {
   const __m512 factor = _mm512_set1_ps(exponent.factor);
   const __m512 offset = _mm512_set1_ps(*rows.offset);
-  __m512 x[2 * kGroups], e[2 * kGroups];
+  __m512 x[2 * kGroups];
+  __m512i e[2 * kGroups];
 #pragma GCC unroll 8
   for (int i = 0; i < 2 * kGroups; ++i) {
     const __m512 score = _mm512_load_ps(ScoresOf(scores, row, i));
@@ -398,7 +409,7 @@ ATTND_CPU_INLINE void Weights(const Exponent& exponent, float shift, int64_t row
   uint16_t* to = p + row * kDepth;
 #pragma GCC unroll 4
   for (int group = 0; group < kGroups; ++group) {
-    _mm512_store_si512(to + group * 2 * kTileElems, PackUpper(e[2 * group], e[2 * group + 1]));
+    _mm512_store_si512(to + group * 2 * kTileElems, PackLower(e[2 * group], e[2 * group + 1]));
   }
   NoteTop<2 * kGroups>(x, place, rows.tops);
 }

@@ -42,7 +42,7 @@ class Weigher {
     if (row < kBlockRows) Load(row);
   }
 
-  // After the last row. True if a weight is too large; the arguments are the constructor's.
+  // After the last row. True if a weight is too large, or NaN; the arguments are the constructor's.
   ATTND_CPU_INLINE bool Finish(const Exponent& exponent, const Group& group) {
     Advance(kBlockRows);
     Advance(kBlockRows + 1);
@@ -68,8 +68,8 @@ class Weigher {
     begun_ = loaded_;
     const __m512 bar = _mm512_set1_ps(bar_[row]);
     if (row % kSetRows == 0) none_larger_ = 0xffff;
-    none_larger_ = _mm512_mask_cmp_ps_mask(none_larger_, begun_.even.x, bar, _CMP_NGT_UQ);
-    none_larger_ = _mm512_mask_cmp_ps_mask(none_larger_, begun_.odd.x, bar, _CMP_NGT_UQ);
+    none_larger_ = _mm512_mask_cmp_ps_mask(none_larger_, begun_.even.x, bar, _CMP_LE_OQ);
+    none_larger_ = _mm512_mask_cmp_ps_mask(none_larger_, begun_.odd.x, bar, _CMP_LE_OQ);
     if (row % kSetRows == kSetRows - 1) {
       larger_ |= uint32_t{none_larger_ != 0xffff} << row / kSetRows;
     }
@@ -89,8 +89,8 @@ class Weigher {
   }
 
   ATTND_CPU_INLINE void Store(int row) {
-    const __m512 even = continued_.even.End(), odd = continued_.odd.End();
-    _mm512_store_si512(weights_ + row * kDepth, PackUpper(even, odd));
+    const __m512i even = continued_.even.End(), odd = continued_.odd.End();
+    _mm512_store_si512(weights_ + row * kDepth, PackLower(even, odd));
   }
 
   static __attribute__((noinline)) bool NoteTops(const Exponent& exponent, const Group& group,
@@ -107,6 +107,7 @@ class Weigher {
         const __m512 x[2] = {
             _mm512_fmadd_ps(_mm512_load_ps(scores), factor, offset),
             _mm512_fmadd_ps(_mm512_load_ps(scores + Group::kColumn), factor, offset)};
+        too_large |= _mm512_cmp_ps_mask(x[0], x[1], _CMP_UNORD_Q) != 0;
         too_large |= NoteTop<2>(x, group.place, of.tops) && *of.tops.exponent[0] > kSlackLog2;
       }
     }
