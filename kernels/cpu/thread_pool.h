@@ -80,8 +80,8 @@ class ThreadPool {
   // Of the Run under way; written before a helper is called, and read after it.
   const absl::FunctionRef<void(int)>* body_ = nullptr;
   int workers_ = 0;
-  std::atomic<bool> wakes_{
-      false};  // somebody called was asleep; known of those after one that works
+  // Somebody who was called was asleep; who works knows it of all that come after it.
+  std::atomic<bool> wakes_{false};
 
   std::atomic<bool> awaiting_{false};  // the caller waits for done_
   Mutex mutex_;
