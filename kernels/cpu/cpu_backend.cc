@@ -29,6 +29,9 @@ constexpr double kAmxSpeed = 8;
 
 // Pieces of work for each thread, so that they end together though some take longer.
 constexpr int64_t kItemsPerThread = 4;
+// One is enough where all take the same, each thread gets the same number, and threads are so few
+// that none is likely to be late: every cut packs K and V once more.
+constexpr int64_t kFewThreads = 4;
 
 // Rows of an AMX task are cut down to this fraction for that, but to no less than a block.
 constexpr int64_t kMostFraction = 16;
@@ -151,7 +154,9 @@ class CpuBackend final : public Backend {
   // So many that the threads end together, or pieces too small to be cut.
   bool HasEnoughPieces(const WorkList& list) const {
     const int64_t threads = pool_.threads();
-    return threads == 1 || list.size() >= kItemsPerThread * threads ||
+    const bool is_even = threads <= kFewThreads && list.IsUniform() && list.size() % threads == 0;
+    const int64_t items_each = is_even ? 1 : kItemsPerThread;
+    return threads == 1 || list.size() >= items_each * threads ||
            list.cost() < 2 * kMinCostPerSpinningThread * static_cast<double>(list.size());
   }
 
