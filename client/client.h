@@ -296,7 +296,7 @@ class Client {
 // itself. gRPC's default, epoll, has one set of connections for the whole process, and once there
 // was an asynchronous call, or a stream of more than 4 MiB, it is a thread of gRPC's that hears of
 // an answer and wakes the one that waits (65 to 90 us on an H200 machine). Asynchronous calls are
-// slower with it (a tenth one by one, a third many at once).
+// slower with it (a tenth one by one, up to a third many at once).
 //
 // Sets GRPC_POLL_STRATEGY to "poll" in the environment, for all of the process, unless it is set.
 // Before anything else of gRPC's, and while no other thread reads the environment.

@@ -1,6 +1,6 @@
-// fp32 numbers far from N(0,1): some dimensions, keys or tensors much larger or smaller than the
-// rest, zeros, infinities and NaN. A kernel that computes fp32 from narrower parts is tempted to
-// lose them.
+// Mostly fp32 numbers, far from N(0,1): some dimensions, keys or tensors much larger or smaller
+// than the rest, zeros, infinities and NaN. A kernel that computes fp32 from narrower parts is
+// tempted to lose them.
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -22,6 +22,7 @@ namespace {
 using kernels::DType;
 
 constexpr double kF32Bound = 2e-6;
+constexpr double kBF16Bound = 3.5e-3;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr int64_t kHeads = 2;
@@ -59,6 +60,23 @@ class DynamicRange : public ::testing::TestWithParam<std::string> {
   }
 
   std::unique_ptr<kernels::Backend> backend_;
+
+  // Numbers where fp64 has numbers, near them, and NaN where that has NaN.
+  static void ExpectSameKinds(const CaseMemory& memory) {
+    const std::vector<double> got = memory.Output(0);
+    std::vector<double> want(got.size()), want_lse(memory.Lse(0).size());
+    ReferenceAttention(memory.problems()[0], memory.args()[0], want.data(), want_lse.data());
+    std::vector<double> numbers[2];
+    for (size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(std::isnan(got[i]), std::isnan(want[i])) << "element " << i;
+      if (std::isnan(want[i])) continue;
+      numbers[0].push_back(got[i]);
+      numbers[1].push_back(want[i]);
+    }
+    if (!numbers[0].empty()) {
+      EXPECT_LE(kernels::RelativeError(numbers[0], numbers[1]), kBF16Bound);
+    }
+  }
 
  private:
   static void Compare(const CaseMemory& memory, int64_t split_row) {
@@ -214,6 +232,39 @@ TEST_P(DynamicRange, InfinitiesAndNaNInV) {
       ForRow(values.v, kLens.kv, 130, [](float& x, int64_t d) { x = d == 3 ? -kInf : x; });
       ForRow(values.v, kLens.kv, 170, [](float& x, int64_t d) { x = d == 2 ? -kInf : x; });
     });
+  }
+}
+
+// Halves, and so many keys that most of them are seen by all rows of a block: those may go a way
+// on which weights are not looked at one by one.
+TEST_P(DynamicRange, NaNAndInfinityAmongManyKeysOfHalves) {
+  constexpr Lens kLong{64, 1300};
+  const auto set = [](std::vector<float>& tensor, int64_t len, int64_t row, float value) {
+    ForRow(tensor, len, row, [value](float& x, int64_t d) { x = d == 3 ? value : x; });
+  };
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const int64_t head_dim : {64, 128}) {
+      for (const float value : {kNaN, kInf, -kInf}) {
+        for (const bool of_k : {false, true}) {
+          const Case c{.dtype = dtype,
+                       .q_heads = kHeads,
+                       .kv_heads = kHeads,
+                       .lens = {kLong},
+                       .head_dim = head_dim,
+                       .mask = kFull};
+          SCOPED_TRACE(::testing::Message() << GetParam() << " head_dim " << head_dim << ": "
+                                            << value << (of_k ? " in K" : " in Q"));
+          CaseMemory memory(c, {.poison_hidden_keys = false});
+          Values values = memory.ReadInputs(0);
+          of_k ? set(values.k, kLong.kv, 700, value) : set(values.q, kLong.q, 21, value);
+          memory.q().SetRegion(0, values.q);
+          memory.k().SetRegion(0, values.k);
+          memory.FreezeInputs();
+          ASSERT_TRUE(RunTasks(*backend_, memory.Tasks(*backend_)).ok());
+          ExpectSameKinds(memory);
+        }
+      }
+    }
   }
 }
 

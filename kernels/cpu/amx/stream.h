@@ -27,8 +27,8 @@ struct Stage {
 
 // Invariants.
 //  1. Weights are relative to references that are known before the step begins, so they need not
-//     wait for its maxima. A score that passes its row's reference by more than the slack ends the
-//     stream before its step has changed a sum or O.
+//     wait for its maxima. A score that is NaN, or passes its row's reference by more than the
+//     slack, ends the stream before its step has changed a sum or O.
 //  2. Scores live in the L1: two groups of 32 keys take turns.
 template <int kSteps>
 class Stream {
