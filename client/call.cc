@@ -24,14 +24,6 @@ absl::optional<steady_clock::time_point> DeadlineOf(absl::optional<absl::Duratio
   return steady_clock::now() + absl::ToChronoNanoseconds(*timeout);
 }
 
-// Absent: the server has not said when to try again.
-absl::optional<int64_t> PushbackMs(const grpc::ClientContext& context) {
-  const auto& trailers = context.GetServerTrailingMetadata();
-  const auto found = trailers.find("grpc-retry-pushback-ms");
-  if (found == trailers.end()) return absl::nullopt;
-  return ParsePushbackMs(absl::string_view(found->second.data(), found->second.size()));
-}
-
 }  // namespace
 
 void Core::BeginTry() {
@@ -90,11 +82,12 @@ void ComputeCall::StartTry(absl::optional<absl::Duration> busy_poll) {
   const bool bulk = request_.size_bytes() >= core_->options.bulk_bytes;
   const std::shared_ptr<grpc::Channel>& channel =
       bulk ? core_->channels.bulk : core_->channels.control;
-  const auto context = std::make_shared<grpc::ClientContext>();
-  if (deadline_) context->set_deadline(FromNow(DeadlineLeft()));
-  for (const auto& [name, value] : core_->options.metadata) context->AddMetadata(name, value);
-  context->AddMetadata("attnd-request-bytes",
-                       absl::StrCat(request_.is_stream ? largest_bytes : request_.size_bytes()));
+  const auto context = std::make_shared<GrpcContext>(channel);
+  grpc::ClientContext& grpc = context->grpc();
+  if (deadline_) grpc.set_deadline(FromNow(DeadlineLeft()));
+  for (const auto& [name, value] : core_->options.metadata) grpc.AddMetadata(name, value);
+  grpc.AddMetadata("attnd-request-bytes",
+                   absl::StrCat(request_.is_stream ? largest_bytes : request_.size_bytes()));
 
   std::unique_ptr<Try> next;
   {
@@ -106,10 +99,10 @@ void ComputeCall::StartTry(absl::optional<absl::Duration> busy_poll) {
   }
   // Not under the lock: gRPC may call OnDone on this thread.
   core_->BeginTry();
-  next.release()->Run(channel);
+  next.release()->Run();
 }
 
-std::unique_ptr<Try> ComputeCall::NewTry(const std::shared_ptr<grpc::ClientContext>& context,
+std::unique_ptr<Try> ComputeCall::NewTry(const std::shared_ptr<GrpcContext>& context,
                                          absl::optional<absl::Duration> busy_poll) {
   auto end = [call = shared_from_this()](std::unique_ptr<Try> done,
                                          const absl::Status& status) mutable {
@@ -137,11 +130,12 @@ void ComputeCall::OnTryDone(std::unique_ptr<Try> done, const absl::Status& statu
     MutexLock lock(mutex_);
     context_.reset();
   }
+  const ServerWord word = done->context()->word();
   absl::optional<absl::Duration> wait;
-  if (!status.ok() && !done->IsBroken()) wait = WaitBeforeRetry(done->context(), status.code());
+  if (!status.ok() && !done->IsBroken()) wait = WaitBeforeRetry(word, status.code());
   Answer answer = done->TakeAnswer();
-  const bool turns = TurnsToStream(done->context(), status.code());
-  const bool untouched = Learn(done->context());
+  const bool turns = TurnsToStream(word, status.code());
+  const bool untouched = Learn(word);
   done.reset();
   if (turns) {
     request_.is_stream = true;
@@ -156,29 +150,27 @@ void ComputeCall::OnTryDone(std::unique_ptr<Try> done, const absl::Status& statu
                      [call = shared_from_this()] { call->StartTry(); });
 }
 
-bool ComputeCall::Learn(const grpc::ClientContext& context) {
-  const auto& trailers = context.GetServerTrailingMetadata();
+bool ComputeCall::Learn(const ServerWord& word) {
   MutexLock lock(mutex_);
-  failure_.from_server = trailers.count("attnd-version") > 0;
-  failure_.pushback_ms = PushbackMs(context);
-  failure_.untouched = failure_.untouched && trailers.count("attnd-untouched") > 0;
+  failure_.from_server = word.from_server;
+  failure_.pushback_ms = word.pushback_ms;
+  failure_.untouched = failure_.untouched && word.untouched;
   return failure_.untouched;
 }
 
-bool ComputeCall::TurnsToStream(const grpc::ClientContext& context, absl::StatusCode code) const {
+bool ComputeCall::TurnsToStream(const ServerWord& word, absl::StatusCode code) const {
   if (request_.is_stream || request_.stream_header.empty()) return false;
   if (code != absl::StatusCode::kResourceExhausted) return false;
-  return context.GetServerTrailingMetadata().count("attnd-version") > 0 &&
-         PushbackMs(context).value_or(0) < 0;
+  return word.from_server && word.pushback_ms.value_or(0) < 0;
 }
 
-absl::optional<absl::Duration> ComputeCall::WaitBeforeRetry(const grpc::ClientContext& context,
+absl::optional<absl::Duration> ComputeCall::WaitBeforeRetry(const ServerWord& word,
                                                             absl::StatusCode code) {
   FailedTry failed;
   failed.code = code;
   failed.deadline_left = DeadlineLeft();
-  failed.has_version_trailer = context.GetServerTrailingMetadata().count("attnd-version") > 0;
-  failed.pushback_ms = PushbackMs(context);
+  failed.has_version_trailer = word.from_server;
+  failed.pushback_ms = word.pushback_ms;
   {
     MutexLock lock(mutex_);
     if (cancelled_) return absl::nullopt;
@@ -192,7 +184,7 @@ absl::optional<absl::Duration> ComputeCall::WaitBeforeRetry(const grpc::ClientCo
 }
 
 void ComputeCall::Cancel() {
-  std::shared_ptr<grpc::ClientContext> running;
+  std::shared_ptr<TryContext> running;
   {
     MutexLock lock(mutex_);
     if (end_ == nullptr) return;
@@ -200,7 +192,7 @@ void ComputeCall::Cancel() {
     running = context_;
   }
   if (running != nullptr) {
-    running->TryCancel();  // OnDone follows
+    running->Cancel();  // its end follows
   } else {
     Finish(absl::CancelledError(), {});
   }

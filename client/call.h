@@ -15,7 +15,7 @@
 #include "client/loop.h"
 #include "client/retry.h"
 #include "client/try.h"
-#include "grpcpp/client_context.h"
+#include "client/try_context.h"
 #include "grpcpp/support/byte_buffer.h"
 #include "kernels/sync.h"
 
@@ -94,17 +94,17 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   void StartTry(absl::optional<absl::Duration> busy_poll = absl::nullopt)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // A polled one, where it may be, with a busy_poll.
-  std::unique_ptr<Try> NewTry(const std::shared_ptr<grpc::ClientContext>& context,
+  std::unique_ptr<Try> NewTry(const std::shared_ptr<GrpcContext>& context,
                               absl::optional<absl::Duration> busy_poll)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnTryDone(std::unique_ptr<Try> done, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // How long to wait before the next try, if there is to be one.
-  absl::optional<absl::Duration> WaitBeforeRetry(const grpc::ClientContext& context,
-                                                 absl::StatusCode code) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::optional<absl::Duration> WaitBeforeRetry(const ServerWord& word, absl::StatusCode code)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Takes what the server says of a try that has ended. Whether it has touched no try.
-  bool Learn(const grpc::ClientContext& context) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool Learn(const ServerWord& word) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether the server refused the message for good, and a stream may do.
-  bool TurnsToStream(const grpc::ClientContext& context, absl::StatusCode code) const;
+  bool TurnsToStream(const ServerWord& word, absl::StatusCode code) const;
   // in_reaction: on a thread of gRPC's, outside of everything else.
   void Finish(absl::Status status, Answer answer, bool in_reaction = false)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -117,8 +117,8 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   PolledTry* polled_ = nullptr;  // of the thread that polls; null: no try of that kind is left
 
   Mutex mutex_;
-  std::shared_ptr<End> end_ ABSL_GUARDED_BY(mutex_);  // null once there is an outcome
-  std::shared_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mutex_);  // of the running try
+  std::shared_ptr<End> end_ ABSL_GUARDED_BY(mutex_);             // null once there is an outcome
+  std::shared_ptr<TryContext> context_ ABSL_GUARDED_BY(mutex_);  // of the running try
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   int tries_ ABSL_GUARDED_BY(mutex_) = 0;
   Failure failure_ ABSL_GUARDED_BY(mutex_);  // of the tries that have ended, but for their number

@@ -20,16 +20,17 @@ constexpr char kMethod[] = "/attnd.v1.AttentionService/ComputeStream";
 class StreamTry final : public Try,
                         public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  StreamTry(std::shared_ptr<grpc::ClientContext> context, End end, StreamMessages messages,
+  StreamTry(const std::shared_ptr<GrpcContext>& context, End end, StreamMessages messages,
             const ExpectedAnswer& expected)
-      : Try(std::move(context), std::move(end)),
+      : Try(context, std::move(end)),
+        grpc_(*context),
         messages_(std::move(messages)),
         expected_(expected),
         answer_(std::make_shared<StreamedAnswer>()) {}
 
-  void Run(std::shared_ptr<grpc::Channel> channel) override {
-    grpc::GenericStub stub(std::move(channel));
-    stub.PrepareBidiStreamingCall(&context(), kMethod, grpc::StubOptions(), this);
+  void Run() override {
+    grpc::GenericStub stub(grpc_.channel());
+    stub.PrepareBidiStreamingCall(&grpc_.grpc(), kMethod, grpc::StubOptions(), this);
     ReleaseToGrpc(this);
     ReleaseToGrpc(&incoming_);
     StartRead(&incoming_);
@@ -85,7 +86,7 @@ class StreamTry final : public Try,
     if (!broken_.ok()) return false;
     StartRead(&incoming_);
     broken_ = answer_->Add(expected_, message);
-    if (!broken_.ok()) context().TryCancel();
+    if (!broken_.ok()) grpc_.Cancel();
     return true;
   }
   // Whether a message was left while this thread copied; else it copies no more.
@@ -95,6 +96,7 @@ class StreamTry final : public Try,
     return std::exchange(left_, false);
   }
 
+  GrpcContext& grpc_;
   StreamMessages messages_;
   const ExpectedAnswer& expected_;
   grpc::ByteBuffer outgoing_;
@@ -112,19 +114,20 @@ class StreamTry final : public Try,
 // together; of more than gRPC's write buffer (64 KiB) a part goes before.
 class PolledStreamTry final : public PolledTry {
  public:
-  PolledStreamTry(std::shared_ptr<grpc::ClientContext> context, End end, StreamMessages messages,
+  PolledStreamTry(const std::shared_ptr<GrpcContext>& context, End end, StreamMessages messages,
                   const ExpectedAnswer& expected, absl::Duration busy_poll)
-      : PolledTry(std::move(context), std::move(end)),
+      : PolledTry(context, std::move(end)),
+        grpc_(*context),
         messages_(std::move(messages)),
         expected_(expected),
         queue_(busy_poll),
         answer_(std::make_shared<StreamedAnswer>()) {}
 
-  void Run(std::shared_ptr<grpc::Channel> channel) override {
-    grpc::GenericStub stub(std::move(channel));
-    context().set_initial_metadata_corked(
+  void Run() override {
+    grpc::GenericStub stub(grpc_.channel());
+    grpc_.grpc().set_initial_metadata_corked(
         true);  // it goes with the first message, without an event
-    stream_ = stub.PrepareCall(&context(), kMethod, queue_.grpc());
+    stream_ = stub.PrepareCall(&grpc_.grpc(), kMethod, queue_.grpc());
     stream_->StartCall(nullptr);
     WriteNext();
     stream_->Read(&incoming_, &incoming_);
@@ -177,10 +180,11 @@ class PolledStreamTry final : public PolledTry {
   bool Add() {
     broken_ = answer_->Add(expected_, incoming_);
     incoming_.Clear();
-    if (!broken_.ok()) context().TryCancel();
+    if (!broken_.ok()) grpc_.Cancel();
     return broken_.ok();
   }
 
+  GrpcContext& grpc_;
   StreamMessages messages_;
   const ExpectedAnswer& expected_;
   PolledQueue queue_;
@@ -194,18 +198,17 @@ class PolledStreamTry final : public PolledTry {
 
 }  // namespace
 
-std::unique_ptr<Try> NewStreamTry(std::shared_ptr<grpc::ClientContext> context, Try::End end,
+std::unique_ptr<Try> NewStreamTry(const std::shared_ptr<GrpcContext>& context, Try::End end,
                                   StreamMessages messages, const ExpectedAnswer& expected) {
-  return std::make_unique<StreamTry>(std::move(context), std::move(end), std::move(messages),
-                                     expected);
+  return std::make_unique<StreamTry>(context, std::move(end), std::move(messages), expected);
 }
 
-std::unique_ptr<PolledTry> NewPolledStreamTry(std::shared_ptr<grpc::ClientContext> context,
+std::unique_ptr<PolledTry> NewPolledStreamTry(const std::shared_ptr<GrpcContext>& context,
                                               Try::End end, StreamMessages messages,
                                               const ExpectedAnswer& expected,
                                               absl::Duration busy_poll) {
-  return std::make_unique<PolledStreamTry>(std::move(context), std::move(end), std::move(messages),
-                                           expected, busy_poll);
+  return std::make_unique<PolledStreamTry>(context, std::move(end), std::move(messages), expected,
+                                           busy_poll);
 }
 
 }  // namespace attnd::client

@@ -1,4 +1,4 @@
-// One try of a call: what gRPC does for it, from its first byte to its status.
+// One try of a call, from its first byte to its status: over gRPC, or the side socket.
 #ifndef ATTND_CLIENT_TRY_H_
 #define ATTND_CLIENT_TRY_H_
 
@@ -10,8 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "client/encode.h"
-#include "grpcpp/channel.h"
-#include "grpcpp/client_context.h"
+#include "client/try_context.h"
 #include "grpcpp/support/byte_buffer.h"
 
 namespace attnd::client {
@@ -23,37 +22,37 @@ struct Answer {
 };
 
 // Owned by who made it until Run, by itself from then on, and by `end` when it has ended. It is
-// deleted when gRPC is done with it, and takes the context and the message along, so that gRPC lets
-// go of the payloads.
+// deleted when nobody works for it any more, and takes the message along, so that gRPC lets go of
+// the payloads.
 class Try {
  public:
   // Gets the try that has ended, and how: once, on a thread of gRPC's or on the one that polls. It
   // keeps alive what the try refers to.
   using End = std::function<void(std::unique_ptr<Try>, const absl::Status&)>;
 
-  // `context` is shared with who may cancel it, on any thread and at any time.
-  Try(std::shared_ptr<grpc::ClientContext> context, End end)
+  Try(std::shared_ptr<TryContext> context, End end)
       : context_(std::move(context)), end_(std::move(end)) {}
   virtual ~Try() = default;
 
   // Once. The try may be gone when this returns, unless it is to be polled.
-  virtual void Run(std::shared_ptr<grpc::Channel> channel) = 0;
+  virtual void Run() = 0;
   // Once, after the end.
   virtual Answer TakeAnswer() = 0;
   // The answer is wrong, and another try's would be too.
   virtual bool IsBroken() const { return false; }
 
-  grpc::ClientContext& context() const { return *context_; }
+  // Shared with who may cancel it.
+  const std::shared_ptr<TryContext>& context() const { return context_; }
 
  protected:
-  // The end, after which there is no `this`. gRPC has no reaction and no event left for it.
+  // The end, after which there is no `this`: nothing else will come for it.
   void Done(const absl::Status& status) {
     const End end = std::move(end_);
     end(std::unique_ptr<Try>(this), status);
   }
 
  private:
-  const std::shared_ptr<grpc::ClientContext> context_;
+  const std::shared_ptr<TryContext> context_;
   End end_;
 };
 
@@ -69,17 +68,17 @@ class PolledTry : public Try {
 };
 
 // Unary ones. A polled try looks for its answer for `busy_poll` before it sleeps.
-std::unique_ptr<Try> NewUnaryTry(std::shared_ptr<grpc::ClientContext> context, Try::End end,
+std::unique_ptr<Try> NewUnaryTry(const std::shared_ptr<GrpcContext>& context, Try::End end,
                                  const grpc::ByteBuffer& message);
-std::unique_ptr<PolledTry> NewPolledUnaryTry(std::shared_ptr<grpc::ClientContext> context,
+std::unique_ptr<PolledTry> NewPolledUnaryTry(const std::shared_ptr<GrpcContext>& context,
                                              Try::End end, const grpc::ByteBuffer& message,
                                              absl::Duration busy_poll);
 
 // Streams. `expected` outlives the try. On gRPC's threads messages are copied while the next ones
 // are read; a thread that polls does one after the other, and wakes up less often.
-std::unique_ptr<Try> NewStreamTry(std::shared_ptr<grpc::ClientContext> context, Try::End end,
+std::unique_ptr<Try> NewStreamTry(const std::shared_ptr<GrpcContext>& context, Try::End end,
                                   StreamMessages messages, const ExpectedAnswer& expected);
-std::unique_ptr<PolledTry> NewPolledStreamTry(std::shared_ptr<grpc::ClientContext> context,
+std::unique_ptr<PolledTry> NewPolledStreamTry(const std::shared_ptr<GrpcContext>& context,
                                               Try::End end, StreamMessages messages,
                                               const ExpectedAnswer& expected,
                                               absl::Duration busy_poll);

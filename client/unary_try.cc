@@ -15,12 +15,12 @@ constexpr char kMethod[] = "/attnd.v1.AttentionService/Compute";
 
 class UnaryTry final : public Try, public grpc::ClientUnaryReactor {
  public:
-  UnaryTry(std::shared_ptr<grpc::ClientContext> context, End end, const grpc::ByteBuffer& message)
-      : Try(std::move(context), std::move(end)), message_(message) {}
+  UnaryTry(const std::shared_ptr<GrpcContext>& context, End end, const grpc::ByteBuffer& message)
+      : Try(context, std::move(end)), grpc_(*context), message_(message) {}
 
-  void Run(std::shared_ptr<grpc::Channel> channel) override {
-    grpc::GenericStub stub(std::move(channel));
-    stub.PrepareUnaryCall(&context(), kMethod, grpc::StubOptions(), &message_, &answer_, this);
+  void Run() override {
+    grpc::GenericStub stub(grpc_.channel());
+    stub.PrepareUnaryCall(&grpc_.grpc(), kMethod, grpc::StubOptions(), &message_, &answer_, this);
     ReleaseToGrpc(this);
     StartCall();
   }
@@ -33,19 +33,20 @@ class UnaryTry final : public Try, public grpc::ClientUnaryReactor {
   Answer TakeAnswer() override { return {answer_, nullptr}; }
 
  private:
+  GrpcContext& grpc_;
   grpc::ByteBuffer message_;
   grpc::ByteBuffer answer_;
 };
 
 class PolledUnaryTry final : public PolledTry {
  public:
-  PolledUnaryTry(std::shared_ptr<grpc::ClientContext> context, End end,
+  PolledUnaryTry(const std::shared_ptr<GrpcContext>& context, End end,
                  const grpc::ByteBuffer& message, absl::Duration busy_poll)
-      : PolledTry(std::move(context), std::move(end)), message_(message), queue_(busy_poll) {}
+      : PolledTry(context, std::move(end)), grpc_(*context), message_(message), queue_(busy_poll) {}
 
-  void Run(std::shared_ptr<grpc::Channel> channel) override {
-    grpc::GenericStub stub(std::move(channel));
-    reader_ = stub.PrepareUnaryCall(&context(), kMethod, message_, queue_.grpc());
+  void Run() override {
+    grpc::GenericStub stub(grpc_.channel());
+    reader_ = stub.PrepareUnaryCall(&grpc_.grpc(), kMethod, message_, queue_.grpc());
     reader_->StartCall();
     reader_->Finish(&answer_, &status_, this);
   }
@@ -61,6 +62,7 @@ class PolledUnaryTry final : public PolledTry {
   Answer TakeAnswer() override { return {answer_, nullptr}; }
 
  private:
+  GrpcContext& grpc_;
   grpc::ByteBuffer message_;
   PolledQueue queue_;
   std::unique_ptr<grpc::GenericClientAsyncResponseReader> reader_;
@@ -70,15 +72,15 @@ class PolledUnaryTry final : public PolledTry {
 
 }  // namespace
 
-std::unique_ptr<Try> NewUnaryTry(std::shared_ptr<grpc::ClientContext> context, Try::End end,
+std::unique_ptr<Try> NewUnaryTry(const std::shared_ptr<GrpcContext>& context, Try::End end,
                                  const grpc::ByteBuffer& message) {
-  return std::make_unique<UnaryTry>(std::move(context), std::move(end), message);
+  return std::make_unique<UnaryTry>(context, std::move(end), message);
 }
 
-std::unique_ptr<PolledTry> NewPolledUnaryTry(std::shared_ptr<grpc::ClientContext> context,
+std::unique_ptr<PolledTry> NewPolledUnaryTry(const std::shared_ptr<GrpcContext>& context,
                                              Try::End end, const grpc::ByteBuffer& message,
                                              absl::Duration busy_poll) {
-  return std::make_unique<PolledUnaryTry>(std::move(context), std::move(end), message, busy_poll);
+  return std::make_unique<PolledUnaryTry>(context, std::move(end), message, busy_poll);
 }
 
 }  // namespace attnd::client
