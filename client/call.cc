@@ -65,36 +65,24 @@ ComputeCall::ComputeCall(std::shared_ptr<Core> core, EncodedRequest request,
 std::shared_ptr<ComputeCall> ComputeCall::Start(std::shared_ptr<Core> core, EncodedRequest request,
                                                 const ExpectedAnswer& expected,
                                                 absl::optional<absl::Duration> timeout, Sink sink,
-                                                absl::optional<absl::Duration> busy_poll) {
+                                                const absl::optional<Waiting>& waiting) {
   core->budget.OnCall();
   std::shared_ptr<ComputeCall> call(
       new ComputeCall(std::move(core), std::move(request), expected, timeout, std::move(sink)));
-  call->StartTry(busy_poll);
+  call->StartTry(waiting);
   return call;
 }
 
-void ComputeCall::StartTry(absl::optional<absl::Duration> busy_poll) {
+void ComputeCall::StartTry(const absl::optional<Waiting>& waiting) {
   if (DeadlineLeft() <= absl::ZeroDuration()) {
     return Finish(absl::DeadlineExceededError("the deadline passed before the call was sent"), {});
   }
-  const int64_t largest_bytes =
-      std::max(kMaxStreamMessageBytes, static_cast<int64_t>(request_.stream_header.size()));
-  const bool bulk = request_.size_bytes() >= core_->options.bulk_bytes;
-  const std::shared_ptr<grpc::Channel>& channel =
-      bulk ? core_->channels.bulk : core_->channels.control;
-  const auto context = std::make_shared<GrpcContext>(channel);
-  grpc::ClientContext& grpc = context->grpc();
-  if (deadline_) grpc.set_deadline(FromNow(DeadlineLeft()));
-  for (const auto& [name, value] : core_->options.metadata) grpc.AddMetadata(name, value);
-  grpc.AddMetadata("attnd-request-bytes",
-                   absl::StrCat(request_.is_stream ? largest_bytes : request_.size_bytes()));
-
   std::unique_ptr<Try> next;
   {
     MutexLock lock(mutex_);
     if (end_ == nullptr) return;  // cancelled during the wait
-    next = NewTry(context, busy_poll);
-    context_ = context;
+    next = NewTry(waiting);
+    context_ = next->context();
     ++tries_;
   }
   // Not under the lock: gRPC may call OnDone on this thread.
@@ -102,8 +90,21 @@ void ComputeCall::StartTry(absl::optional<absl::Duration> busy_poll) {
   next.release()->Run();
 }
 
-std::unique_ptr<Try> ComputeCall::NewTry(const std::shared_ptr<GrpcContext>& context,
-                                         absl::optional<absl::Duration> busy_poll) {
+std::shared_ptr<GrpcContext> ComputeCall::NewGrpcContext() const {
+  const int64_t largest_bytes =
+      std::max(kMaxStreamMessageBytes, static_cast<int64_t>(request_.stream_header.size()));
+  const bool bulk = request_.size_bytes() >= core_->options.bulk_bytes;
+  const auto context =
+      std::make_shared<GrpcContext>(bulk ? core_->channels.bulk : core_->channels.control);
+  grpc::ClientContext& grpc = context->grpc();
+  if (deadline_) grpc.set_deadline(FromNow(DeadlineLeft()));
+  for (const auto& [name, value] : core_->options.metadata) grpc.AddMetadata(name, value);
+  grpc.AddMetadata("attnd-request-bytes",
+                   absl::StrCat(request_.is_stream ? largest_bytes : request_.size_bytes()));
+  return context;
+}
+
+std::unique_ptr<Try> ComputeCall::NewTry(const absl::optional<Waiting>& waiting) {
   auto end = [call = shared_from_this()](std::unique_ptr<Try> done,
                                          const absl::Status& status) mutable {
     const std::shared_ptr<Core> core = call->core_;
@@ -113,16 +114,24 @@ std::unique_ptr<Try> ComputeCall::NewTry(const std::shared_ptr<GrpcContext>& con
   };
   const int64_t larger_side_bytes = std::max(request_.size_bytes(), expected_.o_bytes);
   const bool may_be_polled = !request_.is_stream || larger_side_bytes <= kMaxPolledStreamBytes;
-  if (!busy_poll || !may_be_polled) {
-    if (!request_.is_stream) return NewUnaryTry(context, end, ToMessage(request_, end_));
-    return NewStreamTry(context, end, StreamMessages(request_, end_), expected_);
+  if (waiting && may_be_polled) {
+    std::unique_ptr<PolledTry> next = NewPolledTry(*waiting, end);
+    polled_ = next.get();
+    return next;
   }
-  std::unique_ptr<PolledTry> next =
-      request_.is_stream
-          ? NewPolledStreamTry(context, end, StreamMessages(request_, end_), expected_, *busy_poll)
-          : NewPolledUnaryTry(context, end, ToMessage(request_, end_), *busy_poll);
-  polled_ = next.get();
-  return next;
+  if (!request_.is_stream) return NewUnaryTry(NewGrpcContext(), end, ToMessage(request_, end_));
+  return NewStreamTry(NewGrpcContext(), end, StreamMessages(request_, end_), expected_);
+}
+
+std::unique_ptr<PolledTry> ComputeCall::NewPolledTry(const Waiting& waiting, const Try::End& end) {
+  if (waiting.local != nullptr) {
+    return NewLocalTry(waiting.local, end, request_, deadline_, waiting.busy_poll);
+  }
+  if (!request_.is_stream) {
+    return NewPolledUnaryTry(NewGrpcContext(), end, ToMessage(request_, end_), waiting.busy_poll);
+  }
+  return NewPolledStreamTry(NewGrpcContext(), end, StreamMessages(request_, end_), expected_,
+                            waiting.busy_poll);
 }
 
 void ComputeCall::OnTryDone(std::unique_ptr<Try> done, const absl::Status& status) {

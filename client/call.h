@@ -9,9 +9,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/types/optional.h"
+#include "client/call_sockets.h"
 #include "client/channel.h"
 #include "client/client.h"
 #include "client/encode.h"
+#include "client/local_try.h"
 #include "client/loop.h"
 #include "client/retry.h"
 #include "client/try.h"
@@ -40,11 +42,18 @@ class Core {
   Channels channels;
   RetryBudget budget;
   Loop loop;
+  CallSockets call_sockets;
 
  private:
   Mutex mutex_;
   CondVar no_tries_;
   int64_t tries_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// How the first try of a call goes on whose caller waits for it.
+struct Waiting {
+  absl::Duration busy_poll;             // it looks for its answer so long before it sleeps
+  std::shared_ptr<LocalContext> local;  // null: it goes by gRPC
 };
 
 struct Reply {
@@ -66,12 +75,12 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
  public:
   using Sink = std::function<void(Reply)>;
 
-  // With a busy_poll the first try goes on in Poll alone, which looks for its answer so long before
-  // it sleeps; but for long streams. Poll is then to be called until it has been true.
-  static std::shared_ptr<ComputeCall> Start(
-      std::shared_ptr<Core> core, EncodedRequest request, const ExpectedAnswer& expected,
-      absl::optional<absl::Duration> timeout, Sink sink,
-      absl::optional<absl::Duration> busy_poll = absl::nullopt);
+  // With `waiting` the first try goes on in Poll alone, but for long streams. Poll is then to be
+  // called until it has been true.
+  static std::shared_ptr<ComputeCall> Start(std::shared_ptr<Core> core, EncodedRequest request,
+                                            const ExpectedAnswer& expected,
+                                            absl::optional<absl::Duration> timeout, Sink sink,
+                                            const absl::optional<Waiting>& waiting = absl::nullopt);
 
   void Cancel() override ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -91,12 +100,13 @@ class ComputeCall : public Call, public std::enable_shared_from_this<ComputeCall
   ComputeCall(std::shared_ptr<Core> core, EncodedRequest request, const ExpectedAnswer& expected,
               absl::optional<absl::Duration> timeout, Sink sink);
 
-  void StartTry(absl::optional<absl::Duration> busy_poll = absl::nullopt)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  // A polled one, where it may be, with a busy_poll.
-  std::unique_ptr<Try> NewTry(const std::shared_ptr<GrpcContext>& context,
-                              absl::optional<absl::Duration> busy_poll)
+  void StartTry(const absl::optional<Waiting>& waiting = absl::nullopt) ABSL_LOCKS_EXCLUDED(mutex_);
+  // A polled one, where it may be, with `waiting`.
+  std::unique_ptr<Try> NewTry(const absl::optional<Waiting>& waiting)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::unique_ptr<PolledTry> NewPolledTry(const Waiting& waiting, const Try::End& end)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<GrpcContext> NewGrpcContext() const;
   void OnTryDone(std::unique_ptr<Try> done, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // How long to wait before the next try, if there is to be one.
   absl::optional<absl::Duration> WaitBeforeRetry(const ServerWord& word, absl::StatusCode code)

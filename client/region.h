@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -15,6 +16,12 @@
 #include "server/regions/protocol/unique_fd.h"
 
 namespace attnd {
+
+// A server of this host, by its side socket.
+struct LocalServer {
+  std::string socket_path;
+  std::string instance_id;
+};
 
 struct LocalRegionOptions {
   std::string socket_path;  // the server's --local_socket; empty: where it is by default
@@ -82,14 +89,21 @@ class LocalRegion {
   bool connected() const;
 
   bool on_gpu() const { return !is_mapped_; }
+  // Whom it is shared with.
+  const LocalServer& server() const { return server_; }
 
  private:
-  LocalRegion(regions::UniqueFd socket, absl::Span<unsigned char> bytes, bool is_mapped)
-      : socket_(std::move(socket)), bytes_(bytes), is_mapped_(is_mapped) {}
+  LocalRegion(LocalServer server, regions::UniqueFd socket, absl::Span<unsigned char> bytes,
+              bool is_mapped)
+      : server_(std::move(server)),
+        socket_(std::move(socket)),
+        bytes_(bytes),
+        is_mapped_(is_mapped) {}
 
   // Sends a frame that registers the bytes, and takes the handle from the answer.
   absl::Status Register(const void* frame, int64_t frame_bytes, int fd);
 
+  const LocalServer server_;
   const regions::UniqueFd socket_;
   const absl::Span<unsigned char> bytes_;
   const bool is_mapped_;  // here, and so to be taken down; else it is a GPU's

@@ -14,6 +14,19 @@ bool IsOnGpu(const AttentionRequest& request) {
   return region != nullptr && region->on_gpu();
 }
 
+// What a call needs that goes without gRPC; null: it cannot.
+std::shared_ptr<LocalContext> WithoutGrpc(Core& core, const AttentionRequest& request,
+                                          const EncodedRequest& encoded) {
+  const ClientOptions& options = core.options;
+  // Metadata are for whoever stands between.
+  if (!options.calls_without_grpc || !options.metadata.empty()) return nullptr;
+  const LocalServer* const server = LocalServerOf(request, encoded);
+  if (server == nullptr) return nullptr;
+  regions::UniqueFd socket = core.call_sockets.Take(*server);
+  if (!socket.ok()) return nullptr;
+  return std::make_shared<LocalContext>(core.call_sockets, *server, std::move(socket));
+}
+
 steady_clock::time_point After(absl::Duration timeout) {
   // A century is for ever, and does not overflow the clock.
   if (timeout > absl::Hours(24 * 36500)) return steady_clock::time_point::max();
@@ -98,14 +111,16 @@ void WaitedCall::StartCall(const AttentionRequest& request) {
     refusal_ = encoded.status();
     return;
   }
-  absl::optional<absl::Duration> busy_poll;
+  absl::optional<Waiting> waiting;
   if (progress_ == Progress::kWhileWaited) {
-    busy_poll = IsOnGpu(request) ? core_->options.busy_poll : absl::ZeroDuration();
+    waiting.emplace();
+    waiting->busy_poll = IsOnGpu(request) ? core_->options.busy_poll : absl::ZeroDuration();
+    waiting->local = WithoutGrpc(*core_, request, *encoded);
   }
   waiter_ = std::make_shared<Waiter>(request);
   now_ = ComputeCall::Start(
       core_, *std::move(encoded), waiter_->expected(), time_.left(),
-      [waiter = waiter_](Reply reply) { waiter->Take(std::move(reply)); }, busy_poll);
+      [waiter = waiter_](Reply reply) { waiter->Take(std::move(reply)); }, waiting);
   call_.SwitchTo(now_);
 }
 

@@ -39,9 +39,9 @@ std::shared_ptr<GpuImporter> Importer(const ServerOptions& options, const Device
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RegionHost>> RegionHost::Start(const ServerOptions& options,
-                                                              const std::string& instance_id,
-                                                              const Devices& devices) {
+absl::StatusOr<std::unique_ptr<RegionHost>> RegionHost::Start(
+    const ServerOptions& options, const std::string& instance_id, const Devices& devices,
+    std::function<absl::Status(regions::UniqueFd)> take_calls) {
   std::unique_ptr<RegionHost> none;
   if (options.local_socket == kNoLocalSocket || options.max_region_bytes == 0) return none;
   std::shared_ptr<GpuImporter> importer = Importer(options, devices);
@@ -53,6 +53,7 @@ absl::StatusOr<std::unique_ptr<RegionHost>> RegionHost::Start(const ServerOption
   RegionSocketOptions socket_options;
   socket_options.path = options.local_socket;
   socket_options.instance_id = instance_id;
+  socket_options.take_calls = std::move(take_calls);
   absl::StatusOr<std::unique_ptr<RegionSocket>> socket =
       RegionSocket::Listen(socket_options, table);
   if (socket.ok()) {
@@ -70,12 +71,14 @@ absl::StatusOr<std::unique_ptr<RegionHost>> RegionHost::Start(const ServerOption
   return none;
 }
 
-void RegionHost::AddMetrics(Metrics& metrics) const {
+void RegionHost::AddMetrics(const LocalCalls& calls, Metrics& metrics) const {
   const auto add = [&](const char* name, const char* help, std::function<int64_t()> value) {
     metrics.AddGauge(name, help, [value] { return static_cast<double>(value()); });
   };
   add("attnd_region_connections", "Callers on this host that may hand in memory.",
       [this] { return socket_->connections(); });
+  add("attnd_call_connections", "Callers on this host that may call without gRPC.",
+      [&calls] { return calls.connections(); });
   add("attnd_regions", "Memory regions of callers that are mapped.",
       [this] { return table_->counts().regions; });
   add("attnd_region_bytes", "Memory of callers that is mapped.",
@@ -88,9 +91,10 @@ void RegionHost::AddMetrics(Metrics& metrics) const {
       [this] { return table_->counts().gpu_bytes; });
   metrics.AddCounters("attnd_region_refusals_total",
                       "Connections, memory regions and ranges that were refused, by reason.",
-                      "reason", [this] {
+                      "reason", [this, &calls] {
                         const RegionRefusals refusals = table_->refusals();
-                        return Metrics::Counts{{"connection", socket_->refused_connections()},
+                        return Metrics::Counts{{"connection", socket_->refused_connections() +
+                                                                  calls.refused_connections()},
                                                {"file", refusals.file},
                                                {"cuda", refusals.cuda},
                                                {"limit", refusals.limit},

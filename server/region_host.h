@@ -3,6 +3,7 @@
 #ifndef ATTND_SERVER_REGION_HOST_H_
 #define ATTND_SERVER_REGION_HOST_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "server/regions/region_socket.h"
 #include "server/regions/region_table.h"
 #include "server/regions/shm_host.h"
+#include "server/services/local_calls.h"
 
 namespace attnd::server {
 
@@ -23,17 +25,18 @@ class RegionHost {
  public:
   // Null: the options want none, or the default path cannot be had, which is logged, as is
   // --allow_cuda_ipc where none of the devices is a GPU that can. Fails as RegionSocket::Listen for
-  // a path that was given.
+  // a path that was given. `take_calls` as RegionSocketOptions has it.
   static absl::StatusOr<std::unique_ptr<RegionHost>> Start(
       const ServerOptions& options, const std::string& instance_id,
-      const std::vector<std::unique_ptr<Device>>& devices);
+      const std::vector<std::unique_ptr<Device>>& devices,
+      std::function<absl::Status(regions::UniqueFd)> take_calls);
 
   RegionTable& table() { return *table_; }
   bool takes_cuda_memory() const { return takes_cuda_memory_; }
   // New callers find no socket from here on.
   void RemovePath() const { socket_->RemovePath(); }
-  // Until RemoveGauges().
-  void AddMetrics(Metrics& metrics) const;
+  // Its own, and those of calls over the socket. Until RemoveGauges().
+  void AddMetrics(const LocalCalls& calls, Metrics& metrics) const;
 
  private:
   RegionHost(std::shared_ptr<RegionTable> table, std::unique_ptr<RegionSocket> socket,

@@ -28,6 +28,7 @@
 #include "server/services/attention_service.h"
 #include "server/services/health.h"
 #include "server/services/kserve_service.h"
+#include "server/services/local_calls.h"
 #include "server/services/raw_server.h"
 #include "server/transport.h"
 #include "server/warm_up.h"
@@ -122,6 +123,7 @@ class Server::Impl {
     http_.reset();
     metrics_.RemoveGauges();
     regions_.reset();  // of it, calls hold leases alone
+    local_calls_.Stop();
     // Nobody calls any more; what the threads still hold ends here, upstream first.
     decoders_.reset();
     copiers_.reset();
@@ -287,12 +289,21 @@ class Server::Impl {
   }
 
   absl::Status StartRegions() {
-    auto regions = RegionHost::Start(options_, instance_id_, devices_);
+    auto regions = RegionHost::Start(options_, instance_id_, devices_,
+                                     [this](auto socket) { return TakeCalls(std::move(socket)); });
     if (!regions.ok()) return regions.status();
     regions_ = *std::move(regions);
-    if (regions_ != nullptr) regions_->AddMetrics(metrics_);
     AddShmMetrics(shm_.get(), metrics_);
+    if (regions_ != nullptr) regions_->AddMetrics(local_calls_, metrics_);
     return absl::OkStatus();
+  }
+
+  absl::Status TakeCalls(regions::UniqueFd socket) {
+    // The side socket knows users, and no tenants.
+    if (Tenants().has_tenants) {
+      return absl::FailedPreconditionError("this server has tenants: calls come by gRPC");
+    }
+    return local_calls_.Take(std::move(socket));
   }
 
   static void LogDevice(const DeviceDescription& device) {
@@ -335,6 +346,9 @@ class Server::Impl {
                                                  ": it is in use, or no address of this machine"));
     }
     raw_server_->Start();
+    if (regions_ != nullptr) {
+      if (absl::Status status = local_calls_.Start(Parts()); !status.ok()) return status;
+    }
     port_ = address->is_unix() ? 0 : port;
     if (shm_ != nullptr) shm_->callers.SetServerPort(port_);
     SayServing();
@@ -419,6 +433,8 @@ class Server::Impl {
   std::unique_ptr<WorkerPool> decoders_;
   std::unique_ptr<WorkerPool> senders_;
   std::unique_ptr<WorkerPool> copiers_;
+  LocalCalls local_calls_{
+      {.busy_poll = std::chrono::microseconds(std::max<int64_t>(options_.busy_poll_us, 0))}};
   std::unique_ptr<RegionHost> regions_;  // null: none
   const std::unique_ptr<ShmHost> shm_;   // null: none
   std::unique_ptr<AttentionService> attention_;

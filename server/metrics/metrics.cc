@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kCodes = 17;
 constexpr size_t kStages = static_cast<size_t>(Stage::kDone) + 1;
-constexpr const char* kTransports[] = {"unary", "stream", "region"};
+constexpr const char* kTransports[] = {"unary", "stream", "local", "region"};
 constexpr const char* kPriorities[] = {"high", "default", "low"};
 
 size_t PriorityClass(int priority) {

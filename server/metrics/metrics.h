@@ -20,8 +20,9 @@ namespace attnd::server {
 // Names, as Prometheus sees them:
 //
 //   counters
-//   attnd_calls_total{transport}                calls that came in: unary, stream; of a
-//                                               ModelStreamInfer each request, here and below
+//   attnd_calls_total{transport}                calls that came in: unary, stream, local (by the
+//                                               side socket); of a ModelStreamInfer each request,
+//                                               here and below
 //   attnd_requests_received_total               calls whose message has begun to be read
 //   attnd_requests_finished_total{code,stage}   every call ends in exactly one of these
 //   attnd_received_bytes_total{transport}       payload: unary, stream, region (read in place)
@@ -46,7 +47,8 @@ namespace attnd::server {
 //   attnd_queue_requests, attnd_queue_bytes, attnd_queue_seconds (predicted device time),
 //   attnd_receive_budget_bytes, attnd_receive_used_bytes, attnd_receive_waiting_requests,
 //   attnd_pool_used_bytes, attnd_pool_kept_bytes, attnd_pinned_held_bytes, attnd_device_used_bytes,
-//   attnd_device_held_bytes, attnd_serving, attnd_region_connections, attnd_regions,
+//   attnd_device_held_bytes, attnd_serving, attnd_region_connections, attnd_call_connections,
+//   attnd_regions,
 //   attnd_region_bytes, attnd_region_leases, attnd_cuda_regions, attnd_cuda_region_bytes (of the
 //   two before, those on GPUs) attnd_build_info{version,backend} 1
 //
@@ -79,7 +81,7 @@ class Metrics {
   Metrics();
   ~Metrics();
 
-  // `transport`, here and below: "unary" or "stream".
+  // `transport`, here and below: "unary", "stream" or "local".
   void CountCall(const char* transport);
   void CountReceived(const char* transport, int64_t payload_bytes);
   void CountFinished(absl::StatusCode code, Stage stage);

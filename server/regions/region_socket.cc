@@ -8,8 +8,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,9 +26,9 @@ namespace {
 using regions::AnswerFrame;
 using regions::ErrnoStatus;
 using regions::FrameHead;
+using regions::FrameType;
 using regions::HelloFrame;
 using regions::Packet;
-using regions::RegisterFrame;
 using regions::UniqueFd;
 
 // How long the listener rests while the process is out of descriptors.
@@ -38,11 +40,11 @@ std::string FolderOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-absl::Status SendAnswer(int socket, const absl::StatusOr<RegionHandle>& result) {
+absl::Status SendAnswer(int socket, const absl::Status& status, const RegionHandle& handle = {}) {
   AnswerFrame answer;
-  answer.code = static_cast<int32_t>(result.status().code());
-  if (result.ok()) answer.handle = *result;
-  const absl::string_view text = result.status().message();
+  answer.code = static_cast<int32_t>(status.code());
+  answer.handle = handle;
+  const absl::string_view text = status.message();
   text.copy(answer.text, sizeof(answer.text) - 1);
   return regions::SendPacket(socket, &answer, sizeof(answer));
 }
@@ -190,33 +192,62 @@ bool RegionSocket::ServeOne(int socket, Connection& connection) {
     SendAnswer(socket, malformed).IgnoreError();  // the connection ends either way
     return false;
   }
+  if (frame.head.type == FrameType::kOpenCalls) {
+    // Another holds it from here on, or it ends.
+    SendAnswer(socket, OpenCalls(socket, connection)).IgnoreError();
+    return false;
+  }
   const int fd = packet->fds.empty() ? -1 : packet->fds[0].get();
   const absl::StatusOr<RegionHandle> handle = Register(connection, frame, fd);
   packet->fds.clear();  // the mapping keeps the file
   // A client that does not take its answers has no use for more of them.
-  return SendAnswer(socket, handle).ok();
+  return SendAnswer(socket, handle.status(), handle.value_or(RegionHandle())).ok();
+}
+
+absl::Status RegionSocket::OpenCalls(int socket, const Connection& connection) const {
+  if (!connection.handles.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "this connection has ", connection.handles.size(), " regions, for calls it may have none"));
+  }
+  if (options_.take_calls == nullptr) {
+    return absl::UnimplementedError("this server takes no calls over the side socket");
+  }
+  UniqueFd own(fcntl(socket, F_DUPFD_CLOEXEC, 0));
+  if (!own.ok()) return ErrnoStatus("dup", errno);
+  return options_.take_calls(std::move(own));
 }
 
 absl::Status RegionSocket::CheckFrame(const Frame& frame, const Packet& packet) {
-  const FrameHead wanted = RegisterFrame().head;
-  const bool is_cuda = frame.head.type == regions::FrameType::kRegisterCuda;
+  struct Kind {
+    FrameType type;
+    size_t frame_bytes;
+    size_t least_fds;
+    size_t most_fds;
+  };
+  static constexpr Kind kKinds[] = {{FrameType::kRegister, sizeof(frame.file), 1, 1},
+                                    {FrameType::kRegisterCuda, sizeof(frame.cuda), 0, 1},
+                                    {FrameType::kOpenCalls, sizeof(frame.calls), 0, 0}};
+  const Kind* const kind =
+      std::find_if(std::begin(kKinds), std::end(kKinds),
+                   [&](const Kind& known) { return known.type == frame.head.type; });
   if (packet.size_bytes < static_cast<int64_t>(sizeof(FrameHead)) ||
-      frame.head.magic != wanted.magic || (frame.head.type != wanted.type && !is_cuda)) {
-    return absl::InvalidArgumentError("this is no frame that registers a region");
+      frame.head.magic != regions::kFrameMagic || kind == std::end(kKinds)) {
+    return absl::InvalidArgumentError("this is no frame that registers a region or opens calls");
   }
-  if (frame.head.version != wanted.version) {
-    return absl::UnimplementedError(absl::StrCat("the server speaks version ", wanted.version,
-                                                 " of the protocol, got ", frame.head.version));
+  if (frame.head.version != regions::kFrameVersion) {
+    return absl::UnimplementedError(absl::StrCat("the server speaks version ",
+                                                 regions::kFrameVersion, " of the protocol, got ",
+                                                 frame.head.version));
   }
-  const auto frame_bytes = static_cast<int64_t>(is_cuda ? sizeof(frame.cuda) : sizeof(frame.file));
-  if (packet.truncated || packet.size_bytes != frame_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("a frame has ", frame_bytes, " bytes, got ",
-                                                   packet.size_bytes,
+  if (packet.truncated || packet.size_bytes != static_cast<int64_t>(kind->frame_bytes)) {
+    return absl::InvalidArgumentError(absl::StrCat("a frame has ", kind->frame_bytes,
+                                                   " bytes, got ", packet.size_bytes,
                                                    packet.truncated ? " and more" : ""));
   }
-  if (packet.fds.size() > 1 || (packet.fds.empty() && !is_cuda)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a frame brings one descriptor, got ", packet.fds.size()));
+  if (packet.fds.size() < kind->least_fds || packet.fds.size() > kind->most_fds) {
+    return absl::InvalidArgumentError(absl::StrCat("a frame brings ",
+                                                   kind->most_fds == 0 ? "no" : "one",
+                                                   " descriptor, got ", packet.fds.size()));
   }
   return absl::OkStatus();
 }
@@ -228,7 +259,7 @@ absl::StatusOr<RegionHandle> RegionSocket::Register(Connection& connection, cons
         "this connection has ", connection.handles.size(), " regions, as many as may be"));
   }
   absl::StatusOr<RegionHandle> handle =
-      frame.head.type == regions::FrameType::kRegisterCuda
+      frame.head.type == FrameType::kRegisterCuda
           ? table_->AddGpu(connection.uid, frame.cuda, fd)
           : table_->Add(connection.uid, fd, frame.file.size_bytes);
   if (handle.ok()) connection.handles.push_back(*handle);

@@ -28,14 +28,17 @@ struct RegionSocketOptions {
   std::string instance_id;              // as GetServerInfo has it; 1 to 63 bytes
   int max_connections = 256;            // more are told so and closed
   int max_regions_per_connection = 16;  // more are refused
+  // Takes a connection over for calls (frames.h), or says why not; null: there are none. On the
+  // socket's thread, so it must be short.
+  std::function<absl::Status(regions::UniqueFd socket)> take_calls;
   // Who is at the other end; put in place by tests.
   std::function<absl::StatusOr<uid_t>(int socket)> peer_uid = regions::PeerUid;
 };
 
 // Serves protocol/frames.h to processes of this process' own effective user, on one thread; others
-// are told PERMISSION_DENIED. What a client does wrong ends its own connection and nothing else.
-// Registrations run one after the other: one of a gigabyte holds the others up for about as long as
-// touching its pages takes.
+// are told PERMISSION_DENIED. Connections for calls are handed on. What a client does wrong ends
+// its own connection and nothing else. Registrations run one after the other: one of a gigabyte
+// holds the others up for about as long as touching its pages takes.
 class RegionSocket {
  public:
   // INVALID_ARGUMENT for a path or instance id that is too long. UNAVAILABLE if a server listens
@@ -76,11 +79,13 @@ class RegionSocket {
     regions::FrameHead head;
     regions::RegisterFrame file;
     regions::RegisterCudaFrame cuda;
+    regions::OpenCallsFrame calls;
     Frame() : cuda() {}
   };
   // OK if it is one of these, with the descriptors that belong to it.
   static absl::Status CheckFrame(const Frame& frame, const regions::Packet& packet);
   absl::StatusOr<RegionHandle> Register(Connection& connection, const Frame& frame, int fd) const;
+  absl::Status OpenCalls(int socket, const Connection& connection) const;
   void End(std::map<int, Connection>::iterator connection);
 
   const RegionSocketOptions options_;

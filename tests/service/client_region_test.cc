@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstring>
-#include <filesystem>
 #include <future>
 #include <thread>
 #include <vector>
@@ -16,20 +15,6 @@ namespace attnd::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-class SocketFolder {
- public:
-  SocketFolder() {
-    char name[] = "/tmp/attnd-test-XXXXXX";
-    EXPECT_NE(mkdtemp(name), nullptr);
-    path_ = name;
-  }
-  ~SocketFolder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 // Q, K, V in ordinary memory; [1, 2, rows, 32], two keys each of two heads.
 struct Problem {

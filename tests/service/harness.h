@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
@@ -185,6 +186,22 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address);
 
 // Polls until it holds.
 ::testing::AssertionResult Eventually(const std::function<bool()>& condition);
+
+// A folder of its own for sockets, removed at the end.
+class SocketFolder {
+ public:
+  SocketFolder() {
+    char name[] = "/tmp/attnd-test-XXXXXX";
+    EXPECT_NE(mkdtemp(name), nullptr);
+    path_ = name;
+  }
+  ~SocketFolder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
 
 struct Shape {
   int64_t batch = 1;

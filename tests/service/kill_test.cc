@@ -98,6 +98,7 @@ class KillTest : public ::testing::TestWithParam<const char*> {
              server_.Metric("attnd_regions") == 0 && server_.Metric("attnd_region_bytes") == 0 &&
              server_.Metric("attnd_region_leases") == 0 &&
              server_.Metric("attnd_region_connections") == 0 &&
+             server_.Metric("attnd_call_connections") == 0 &&
              server_.Metric("attnd_pool_used_bytes") == 0 &&
              server_.Metric("attnd_receive_used_bytes") == 0 &&
              server_.Metric("attnd_queue_requests") == 0;

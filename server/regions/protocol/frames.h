@@ -9,6 +9,16 @@
 // A client may register several, one after the other. There is no frame to take a region
 // back: a region lives as long as its connection. Anything else that a client sends ends its
 // connection.
+//
+// Or, on a connection without regions, calls whose tensors all lie in regions:
+//
+//   client: OpenCallsFrame.
+//   server: AnswerFrame: calls may come, or why not.
+//   client: CallFrame and behind it, in the same packet, a serialized attnd.v1.ComputeRequest.
+//   server: CallAnswerFrame and behind it a ComputeResponse, or the error's text.
+//
+// One call at a time; its end comes before the next one. A client that ends the connection cancels
+// it.
 #ifndef ATTND_SERVER_REGIONS_PROTOCOL_FRAMES_H_
 #define ATTND_SERVER_REGIONS_PROTOCOL_FRAMES_H_
 
@@ -24,7 +34,15 @@ using RegionHandle = std::array<unsigned char, 16>;
 inline constexpr uint32_t kFrameMagic = 0x444E5441;  // "ATND" in memory
 inline constexpr uint16_t kFrameVersion = 1;
 
-enum class FrameType : uint16_t { kHello = 1, kRegister = 2, kAnswer = 3, kRegisterCuda = 4 };
+enum class FrameType : uint16_t {
+  kHello = 1,
+  kRegister = 2,
+  kAnswer = 3,
+  kRegisterCuda = 4,
+  kOpenCalls = 5,
+  kCall = 6,
+  kCallAnswer = 7,
+};
 
 // Stays as it is in every version.
 struct FrameHead {
@@ -65,12 +83,40 @@ struct AnswerFrame {
   char text[484] = {};  // the error's; padded with NUL, the last byte always NUL
 };
 
+struct OpenCallsFrame {
+  FrameHead head = {.type = FrameType::kOpenCalls};
+};
+
+struct CallFrame {
+  FrameHead head = {.type = FrameType::kCall};
+  int64_t timeout_us = 0;  // from the frame's arrival on; 0: none
+};
+
+struct CallAnswerFrame {
+  FrameHead head = {.type = FrameType::kCallAnswer};
+  int32_t code = 0;  // absl::StatusCode
+  // Of an error, 0 or 1: the server has computed nothing, and holds none of the call's regions.
+  uint32_t is_untouched = 0;
+  uint32_t has_pushback = 0;
+  uint32_t reserved = 0;
+  int64_t pushback_ms = 0;  // when to come again; negative: never
+};
+
+// Packets are at most so large. A header of ten thousand sequences goes by gRPC; a longer error is
+// cut.
+inline constexpr int64_t kMaxCallPacketBytes = int64_t{64} << 10;
+inline constexpr int64_t kMaxCallAnswerPacketBytes = int64_t{4} << 10;
+
 static_assert(sizeof(HelloFrame) == 72 && sizeof(RegisterFrame) == 16 &&
-              sizeof(RegisterCudaFrame) == 168 && sizeof(AnswerFrame) == 512);
+              sizeof(RegisterCudaFrame) == 168 && sizeof(AnswerFrame) == 512 &&
+              sizeof(OpenCallsFrame) == 8 && sizeof(CallFrame) == 16 &&
+              sizeof(CallAnswerFrame) == 32);
 static_assert(std::is_trivially_copyable_v<HelloFrame> &&
               std::is_trivially_copyable_v<RegisterFrame> &&
               std::is_trivially_copyable_v<RegisterCudaFrame> &&
-              std::is_trivially_copyable_v<AnswerFrame>);
+              std::is_trivially_copyable_v<AnswerFrame> &&
+              std::is_trivially_copyable_v<CallFrame> &&
+              std::is_trivially_copyable_v<CallAnswerFrame>);
 
 }  // namespace attnd::regions
 
