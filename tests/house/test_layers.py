@@ -26,8 +26,8 @@ ALLOWED = {
     "server/executor": {"server", "server/memory", "server/metrics", "server/regions", "server/scheduler", "kernels"},
     "server/wire": {"server", "server/memory", "server/regions", "kernels", "attnd/v1", "inference"},
     "server/services": {
-        "server", "server/memory", "server/metrics", "server/regions", "server/scheduler", "server/executor",
-        "server/wire", "kernels", "attnd/v1", "inference",
+        "server", "server/memory", "server/metrics", "server/regions", "server/regions/protocol", "server/scheduler",
+        "server/executor", "server/wire", "kernels", "attnd/v1", "inference",
     },
     "client": {"client", "server/regions/protocol", "attnd/v1"},
     "client/tools": {"client", "kernels", "kernels/reference"},
