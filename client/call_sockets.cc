@@ -13,15 +13,16 @@ using regions::AnswerFrame;
 using regions::OpenCallsFrame;
 using regions::UniqueFd;
 
-// For each step. Usually it takes 100 us; while the server touches a new region's gigabytes, longer
-// than a call by gRPC.
-constexpr absl::Duration kMostToOpen = absl::Milliseconds(20);
+// To connect, to be greeted, to be answered. Usually all of it takes 100 us; while the server
+// touches a new region's gigabytes, longer than a call by gRPC.
+constexpr int kSteps = 3;
+const absl::Duration kMostForAStep = CallSockets::kMostToTake / kSteps;
 constexpr std::chrono::seconds kRefusalHolds(10);
-// More at once are opened anew.
+// Beyond so many waiting calls, some open a connection each time.
 constexpr size_t kMostKept = 64;
 
 absl::StatusOr<UniqueFd> Open(const LocalServer& server) {
-  absl::StatusOr<UniqueFd> socket = ConnectToServer(server, kMostToOpen);
+  absl::StatusOr<UniqueFd> socket = ConnectToServer(server, kMostForAStep);
   if (!socket.ok()) return socket;
   const OpenCallsFrame frame;
   absl::Status status = regions::SendPacket(socket->get(), &frame, sizeof(frame));
@@ -50,8 +51,9 @@ UniqueFd CallSockets::TakeKept(const LocalServer& server) {
   return UniqueFd();
 }
 
-UniqueFd CallSockets::Take(const LocalServer& server) {
+UniqueFd CallSockets::Take(const LocalServer& server, absl::Duration time_left) {
   if (UniqueFd kept = TakeKept(server); kept.ok()) return kept;
+  if (time_left < kMostToTake) return UniqueFd();
   {
     MutexLock lock(mutex_);
     if (refused_by_ == server.instance_id && Clock::now() < ask_again_) return UniqueFd();
@@ -66,7 +68,8 @@ UniqueFd CallSockets::Take(const LocalServer& server) {
 
 void CallSockets::GiveBack(const LocalServer& server, UniqueFd socket) {
   MutexLock lock(mutex_);
-  if (kept_.size() < kMostKept) kept_.push_back({server.instance_id, std::move(socket)});
+  if (kept_.size() == kMostKept) kept_.erase(kept_.begin());
+  kept_.push_back({server.instance_id, std::move(socket)});
 }
 
 }  // namespace attnd::client

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "client/region.h"
 #include "kernels/sync.h"
 #include "server/regions/protocol/unique_fd.h"
@@ -17,10 +17,13 @@ namespace attnd::client {
 // One carries one call at a time, and is kept for the next. Thread-safe.
 class CallSockets {
  public:
-  // Not ok(): that server takes no such calls, or is too busy to say so at once. It is asked again
-  // after a while; gRPC reaches it in any case.
-  regions::UniqueFd Take(const LocalServer& server) ABSL_LOCKS_EXCLUDED(mutex_);
-  // With no call on it.
+  // Not ok(): that server takes no such calls, or is too busy to say so within kMostToTake, after
+  // which it is asked again in a while; or `time_left` is less than that, and none was kept. gRPC
+  // reaches the server in any case.
+  static constexpr absl::Duration kMostToTake = absl::Milliseconds(60);
+  regions::UniqueFd Take(const LocalServer& server, absl::Duration time_left)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // With no call on it. The one that has been used by nobody for longest makes room.
   void GiveBack(const LocalServer& server, regions::UniqueFd socket) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

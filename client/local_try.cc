@@ -94,8 +94,10 @@ class LocalTry final : public PolledTry {
     }
     std::string packet(reinterpret_cast<const char*>(&frame), sizeof(frame));
     for (const std::string& piece : request_.frames) packet += piece;
-    failure_ =
+    const absl::Status sent =
         regions::SendPacket(local_.socket(), packet.data(), static_cast<int64_t>(packet.size()));
+    // Not what errno would say of it: that the server takes nothing in is no deadline's passing.
+    if (!sent.ok()) failure_ = absl::UnavailableError(sent.message());
   }
 
   bool Poll(TimePoint until) override {

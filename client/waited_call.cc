@@ -16,13 +16,14 @@ bool IsOnGpu(const AttentionRequest& request) {
 
 // What a call needs that goes without gRPC; null: it cannot.
 std::shared_ptr<LocalContext> WithoutGrpc(Core& core, const AttentionRequest& request,
-                                          const EncodedRequest& encoded) {
+                                          const EncodedRequest& encoded, const TimeLeft& time) {
   const ClientOptions& options = core.options;
   // Metadata are for whoever stands between.
   if (!options.calls_without_grpc || !options.metadata.empty()) return nullptr;
   const LocalServer* const server = LocalServerOf(request, encoded);
   if (server == nullptr) return nullptr;
-  regions::UniqueFd socket = core.call_sockets.Take(*server);
+  regions::UniqueFd socket =
+      core.call_sockets.Take(*server, time.left().value_or(absl::InfiniteDuration()));
   if (!socket.ok()) return nullptr;
   return std::make_shared<LocalContext>(core.call_sockets, *server, std::move(socket));
 }
@@ -115,7 +116,7 @@ void WaitedCall::StartCall(const AttentionRequest& request) {
   if (progress_ == Progress::kWhileWaited) {
     waiting.emplace();
     waiting->busy_poll = IsOnGpu(request) ? core_->options.busy_poll : absl::ZeroDuration();
-    waiting->local = WithoutGrpc(*core_, request, *encoded);
+    waiting->local = WithoutGrpc(*core_, request, *encoded, time_);
   }
   waiter_ = std::make_shared<Waiter>(request);
   now_ = ComputeCall::Start(

@@ -50,10 +50,12 @@ ABSL_FLAG(int32_t, threads, Defaults().threads,
 ABSL_FLAG(int32_t, io_threads, Defaults().io_threads,
           "Threads that serve connections, and calls that are short. 0: one a processor, 4 to 8. "
           "Negative: refused.");
-ABSL_FLAG(int64_t, busy_poll_us, Defaults().busy_poll_us,
-          "For so long, in microseconds, such a thread and that of a GPU look for more before they "
-          "sleep, keeping a processor busy: an answer comes up to 200 us earlier. 0: not at all. "
-          "-1: 5000 where there is a GPU and four processors or more, else 0.");
+ABSL_FLAG(
+    int64_t, busy_poll_us, Defaults().busy_poll_us,
+    "For so long, in microseconds, such a thread, that of the side socket's calls and that of a "
+    "GPU look for more before they "
+    "sleep, keeping a processor busy: an answer comes up to 200 us earlier. 0: not at all. "
+    "-1: 5000 where there is a GPU and four processors or more, else 0.");
 ABSL_FLAG(int64_t, max_queue_requests, Defaults().scheduler.max_queue_requests,
           "Requests that may wait for a device; more are refused. 0 and negative: refused.");
 ABSL_FLAG(

@@ -433,8 +433,7 @@ class Server::Impl {
   std::unique_ptr<WorkerPool> decoders_;
   std::unique_ptr<WorkerPool> senders_;
   std::unique_ptr<WorkerPool> copiers_;
-  LocalCalls local_calls_{
-      {.busy_poll = std::chrono::microseconds(std::max<int64_t>(options_.busy_poll_us, 0))}};
+  LocalCalls local_calls_{{.busy_poll = std::chrono::microseconds(options_.busy_poll_us)}};
   std::unique_ptr<RegionHost> regions_;  // null: none
   const std::unique_ptr<ShmHost> shm_;   // null: none
   std::unique_ptr<AttentionService> attention_;

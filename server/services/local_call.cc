@@ -20,6 +20,7 @@ using regions::CallAnswerFrame;
 using regions::CallFrame;
 
 constexpr char kTransport[] = "local";
+
 const Metadata& NoMetadata() {
   static const Metadata* const none = new Metadata;
   return *none;

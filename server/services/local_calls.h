@@ -26,7 +26,7 @@ struct LocalCallsOptions {
 };
 
 // A call whose tensors lie in regions is a few hundred bytes each way, and gRPC takes longer for
-// them than small attention does (server/README.md has the figures). One thread serves all
+// them than small attention does (client/README.md has the figures). One thread serves all
 // connections: it reads and submits, which takes microseconds, and computes what is short, but only
 // while nobody else waits for it.
 //

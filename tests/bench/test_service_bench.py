@@ -37,9 +37,10 @@ def test_a_row_has_exactly_the_keys_and_positive_numbers(report):
         assert row["gb_per_s"] == pytest.approx(2e-3 * row["bytes"] / row["median_us"])
         if row["transport"] not in BASELINES:
             assert row["run_us"] > 0, row
-            # The region of the small call before may be large enough, and nothing else comes to the server.
-            least = 0 if row["transport"] == "region_copied" else 1e-9
-            assert row["server_peak_rss_over_payload"] >= least, row
+            if row["transport"] == "region_copied":  # the region of the small call before may serve the others
+                assert row["server_peak_rss_over_payload"] >= 0, row
+            else:
+                assert row["server_peak_rss_over_payload"] > 0, row
 
 
 def test_a_baseline_is_once_itself(report):

@@ -4,8 +4,8 @@
 //   transport_bench --server=ADDRESS --local_socket=PATH [--rounds=9] [--json=FILE]
 //
 // Exits 1 where a region or memory on the GPU misses its bound, or bits differ between transports.
-// With --by_grpc no bound of memory on the GPU holds: a call that asks for nothing takes longer
-// than the 100 us that it leaves beside the kernel.
+// With --by_grpc memory on the GPU may miss it: a call that asks for nothing takes about as long as
+// the bound leaves beside the kernel.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

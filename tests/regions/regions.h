@@ -19,8 +19,11 @@
 #include "server/regions/protocol/packet.h"
 #include "server/regions/protocol/unique_fd.h"
 #include "server/regions/region_table.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace attnd::server {
+
+using fakes::TempFolder;
 
 inline constexpr int64_t kPage = 4096;
 inline constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -43,22 +46,6 @@ inline std::shared_ptr<Region> MapUnchecked(int fd, int64_t size_bytes,
   EXPECT_TRUE(region.ok()) << region.status();
   return *std::move(region);
 }
-
-// A folder of its own, with mode 0700, removed at the end.
-class TempFolder {
- public:
-  TempFolder() {
-    char name[] = "/tmp/attnd-test-XXXXXX";
-    EXPECT_NE(mkdtemp(name), nullptr);
-    path_ = name;
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 inline int64_t OpenFds() {
   int64_t count = 0;

@@ -109,7 +109,7 @@ class ClientLocalCallsTest : public ::testing::Test {
     }));
   }
 
-  const SocketFolder folder_;
+  const TempFolder folder_;
   GatedDevice* device_;  // the server's
   std::unique_ptr<TestServer> server_;
 };
@@ -221,8 +221,7 @@ TEST_F(ClientLocalCallsTest, DeadlinesAndCancellationEndACallAtOnce) {
   EXPECT_TRUE(next.IsRight(*server_, *client));
 }
 
-// What is cancelled after its end must not take the next call's connection away.
-TEST_F(ClientLocalCallsTest, ALateCancelHarmsNobody) {
+TEST_F(ClientLocalCallsTest, ACancelAtAnyMomentHarmsNoOtherCall) {
   const auto client = NewClient();
   InPlace problem(*client);
   for (int i = 0; i < 200; ++i) {
@@ -264,6 +263,22 @@ TEST_F(ClientLocalCallsTest, AServerStartedAnewIsCalledAnew) {
     // A region of the one before.
     EXPECT_EQ(client->Attention(problem.request).status().code(), absl::StatusCode::kNotFound);
   }
+}
+
+// A call that cannot wait so long goes by gRPC, on no new connection.
+TEST_F(ClientLocalCallsTest, NoCallLosesItsDeadlineToAConnection) {
+  const auto client = NewClient();
+  InPlace problem(*client);
+  problem.request.timeout = absl::Milliseconds(50);
+  const absl::Status status = client->Attention(problem.request).status();
+  EXPECT_TRUE(status.ok() || absl::IsDeadlineExceeded(status)) << status;  // of a slow machine
+  EXPECT_EQ(server_->Metric("attnd_call_connections"), 0);
+  problem.request.timeout = absl::Seconds(60);
+  EXPECT_TRUE(client->Attention(problem.request).ok());
+  problem.request.timeout = absl::Milliseconds(50);  // there is one now
+  const double before = Calls("local");
+  client->Attention(problem.request).IgnoreError();
+  EXPECT_EQ(Calls("local"), before + 1);
 }
 
 TEST_F(ClientLocalCallsTest, AServerWithTenantsIsCalledByGrpc) {
@@ -331,7 +346,7 @@ class OddServer {
     serve_(socket, std::string(bytes.data(), static_cast<size_t>(packet->size_bytes)));
   }
 
-  const SocketFolder folder_;
+  const TempFolder folder_;
   const Serve serve_;
   std::vector<std::thread> threads_;
   std::unique_ptr<server::RegionSocket> socket_;

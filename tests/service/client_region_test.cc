@@ -78,7 +78,7 @@ class ClientRegionTest : public ::testing::Test {
     });
   }
 
-  const SocketFolder folder_;
+  const TempFolder folder_;
   GatedDevice* const device_;  // the server's
   TestServer server_;
 };
@@ -305,7 +305,7 @@ TEST_F(ClientRegionTest, S40AServerEndsWithRegionsOpenAndTheyAreTold) {
 }
 
 TEST(ClientRegionRestart, AServerStartedAnewIsFoundAgain) {
-  const SocketFolder folder;
+  const TempFolder folder;
   server::ServerOptions options = TestOptions();
   options.listen = "unix:" + folder / "grpc.sock";
   options.local_socket = folder / "side.sock";

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <filesystem>
 #include <functional>
 #include <future>
 #include <memory>
@@ -18,8 +17,11 @@
 #include "attnd/v1/attnd.grpc.pb.h"
 #include "kernels/sync.h"
 #include "server/server.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace attnd::testing {
+
+using fakes::TempFolder;
 
 // Long enough for a loaded machine under a sanitizer; a test that waits this long has failed.
 inline constexpr std::chrono::seconds kPatience(60);
@@ -186,22 +188,6 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address);
 
 // Polls until it holds.
 ::testing::AssertionResult Eventually(const std::function<bool()>& condition);
-
-// A folder of its own for sockets, removed at the end.
-class SocketFolder {
- public:
-  SocketFolder() {
-    char name[] = "/tmp/attnd-test-XXXXXX";
-    EXPECT_NE(mkdtemp(name), nullptr);
-    path_ = name;
-  }
-  ~SocketFolder() { std::filesystem::remove_all(path_); }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 struct Shape {
   int64_t batch = 1;

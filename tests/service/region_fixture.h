@@ -103,7 +103,7 @@ class RegionTest : public ::testing::Test {
   static constexpr int64_t kO = 384 << 10;
   static constexpr int64_t kLse = 512 << 10;
 
-  const SocketFolder folder_;
+  const TempFolder folder_;
   GatedDevice* const device_;  // the server's
   TestServer server_;
   std::string instance_id_;

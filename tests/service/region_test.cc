@@ -325,7 +325,7 @@ TEST(RegionlessTest, AServerWithoutASideSocketSaysSo) {
 }
 
 TEST(RegionlessTest, AGivenPathThatIsTakenEndsTheStartAndTheDefaultOneDoesNot) {
-  const SocketFolder folder;
+  const TempFolder folder;
   server::ServerOptions options = TestOptions();
   options.local_socket = folder / "side.sock";
   TestServer first(options);
