@@ -111,7 +111,7 @@ int Main(int argc, char** argv) {
   Signals signals;
   TuneMalloc();
   TuneLocks();
-  UsePolling();
+  SetGrpcEnvironment();
   const absl::StatusOr<CommandLine> line = ParseCommandLine(argc, argv);
   if (!line.ok()) return Fail(line.status(), kBadFlagsExit);
   if (line->probe) return RunProbe(line->server.listen);

@@ -1,10 +1,13 @@
 #include "server/transport.h"
 
+#include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
 #include <stdlib.h>
 
 #include <cstdint>
 #include <limits>
+
+#include "absl/strings/match.h"
 
 namespace attnd::server {
 namespace {
@@ -18,6 +21,9 @@ constexpr int kMinPingIntervalMs = 1000;
 // A caller whose machine or link is gone is noticed within the sum of these.
 constexpr int kKeepaliveTimeMs = 60'000;
 constexpr int kKeepaliveTimeoutMs = 20'000;
+// gRPC has memory for the next read before there is anything to read; by itself for as much as it
+// read last, so that between calls of 1 MiB a connection holds 1 MiB. Larger reads are no faster.
+constexpr int kMaxReadBytes = 64 << 10;
 // gRPC's own books: what is received, and slack for connections, streams that wait, and the
 // grain of its reads. Only callers that declare too little get this far.
 int64_t QuotaBytes(int64_t receive_bytes) {
@@ -26,7 +32,10 @@ int64_t QuotaBytes(int64_t receive_bytes) {
 
 }  // namespace
 
-void UsePolling() { setenv("GRPC_POLL_STRATEGY", "poll", 0); }
+void SetGrpcEnvironment() {
+  setenv("GRPC_POLL_STRATEGY", "poll", 0);
+  if (absl::StartsWith(grpc::Version(), "1.51.")) setenv("GRPC_EXPERIMENTS", "-tcp_read_chunks", 0);
+}
 
 void ConfigureTransport(grpc::ServerBuilder& builder, const ServerOptions& options) {
   grpc::ResourceQuota quota("attnd");
@@ -42,6 +51,7 @@ void ConfigureTransport(grpc::ServerBuilder& builder, const ServerOptions& optio
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kMaxReadBytes);
   // The probe's growing windows would take in megabytes of calls that wait for their permit.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);

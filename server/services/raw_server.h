@@ -30,8 +30,8 @@ struct RawServerOptions {
 // Every connection belongs to one thread, which reads and writes it and runs its calls' reactions:
 // nothing of a call wakes another thread. gRPC's own callback threads wake each other several times
 // a call (server/README.md has the figures). With gRPC's default way to wait all threads wait for
-// all connections: see UsePolling in transport.h. For a thread that gRPC keeps, another stands in
-// (io_lane.h).
+// all connections: see SetGrpcEnvironment in transport.h. For a thread that gRPC keeps, another
+// stands in (io_lane.h).
 //
 // Other services on the same server must be synchronous: methods by callback would bring a queue of
 // gRPC's that takes part of the connections.
