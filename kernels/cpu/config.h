@@ -17,6 +17,10 @@ inline constexpr int64_t kMinL2Bytes = 512 * 1024;  // Zen; Skylake-SP has 1 MiB
 // length of the longest fp32 sum over keys.
 inline constexpr int64_t kKvTile = 64;
 
+// Up to so many keys that all rows see, rows are not turned: see few_keys.h. With six it is as fast
+// either way.
+inline constexpr int64_t kFewKeys = 4;
+
 // The micro-kernel multiplies kRowVectors vectors of rows by kColumns broadcast elements and holds
 // kRowVectors * kColumns sums in registers: at least 8 of them, as two FMA units of latency 4 need.
 // A tile's blocks are as equal as vectors allow, the last one takes as many as hold its rows.

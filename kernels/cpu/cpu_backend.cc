@@ -163,7 +163,7 @@ class CpuBackend final : public Backend {
   Cut CutOf(const AttentionProblem& p, int64_t fraction) const {
     switch (PathOf(p)) {
       case Path::kFlash:
-        return {.rows = FlashOf(p).q_tile};
+        return {.rows = FlashOf(p).q_tile, .row_keys = SeesFewKeys(p) ? kRowKeysOfFew : kRowKeys};
       case Path::kDecode:
         return {.by_kv_head = true, .rows = p.group(), .split_keys = kDecodeSplitKeys};
       case Path::kAmx:

@@ -16,8 +16,10 @@
 #define ATTND_KERNELS_CPU_FLASH_BODY_H_
 
 #include "kernels/cpu/config.h"
+#include "kernels/cpu/few_keys.h"
 #include "kernels/cpu/flash_kernel.h"
 #include "kernels/cpu/flash_rows.h"
+#include "kernels/cpu/flash_scores.h"
 #include "kernels/cpu/vector.h"
 #if defined(__AVX512BF16__)
 #include "kernels/cpu/factors_bf16.h"
@@ -36,8 +38,6 @@ constexpr int64_t kBlockRows = kRowVectors * kLanes;
 constexpr int64_t kBlocks = kQTile / kBlockRows;
 static_assert(kQTile % kBlockRows == 0 && kKvTile % kColumns == 0 && kLanes % kColumns == 0);
 static_assert(kColumns % Factors::kElems == 0);
-
-constexpr float kInfinity = __builtin_inff();
 
 // Numbers of scratch that hold so many elements: see factors_f32.h.
 ATTND_CPU_INLINE int64_t NumbersOf(int64_t elems) {
@@ -205,37 +205,10 @@ ATTND_CPU_INLINE Sums<kVectors> MultiplyVisible(const float* a, const float* b, 
   return sums;
 }
 
-// Whether scores are more than dot products times scale, or scale too small or large for the
-// exponential's factor.
-ATTND_CPU_INLINE bool AdjustsScores(const FlashTile& tile) {
-  return tile.softcap > 0 || tile.alibi_slope != 0 || tile.scale < 0x1p-64f || tile.scale > 0x1p64f;
-}
-
-// What a stored score is still to be multiplied by.
-ATTND_CPU_INLINE float ScoreUnit(const FlashTile& tile) {
-  return AdjustsScores(tile) ? 1.0f : tile.scale;
-}
-
-// scale, softcap, ALiBi: a dot product becomes a score. `position` is the row's own in key
-// coordinates, counted from the tile's first key.
-ATTND_CPU_INLINE F32 Score(const FlashTile& tile, F32 dot, F32 position, int64_t key) {
-  F32 x = dot * tile.scale;
-  if (tile.softcap > 0) x = Tanh(x / tile.softcap) * tile.softcap;
-  if (tile.alibi_slope != 0) {
-    const F32 distance = Abs(position - static_cast<float>(key));
-    x = Fma(distance, Broadcast(-tile.alibi_slope), x);
-  }
-  return x;
-}
-
 // Softcap, ALiBi and mask on the dot products of one vector of rows, up to the last whole number.
 void AdjustScores(const FlashTile& tile, float* scores, int64_t row_begin, int64_t k0,
                   const BlockKeys& block, int r) {
-  F32 position;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const int64_t row = row_begin + r * kLanes + lane;
-    position[lane] = static_cast<float>(row + tile.kv_len - tile.q_len - k0);
-  }
+  const F32 position = Positions(tile, row_begin + r * kLanes, k0);
   const bool adjusts = AdjustsScores(tile);
   const int64_t end = NumbersOf(block.end) * Factors::kElems;
   for (int64_t key = block.begin; key < end; ++key) {
@@ -369,12 +342,8 @@ void FinishBlock(const FlashTile& tile, const Scratch& s, const RowBlock& block)
                tile.o_row_stride_bytes);
   }
   if (tile.lse == nullptr) return;
-  const double unit = ScoreUnit(tile);
   for (int64_t row = 0; row < block.rows; ++row) {
-    const float sum = s.sum[block.slot + row];
-    tile.lse[block.row + row] =
-        sum == 0.0f ? -kInfinity
-                    : static_cast<float>(s.max[block.slot + row] * unit + __builtin_log(sum));
+    tile.lse[block.row + row] = Lse(tile, s.max[block.slot + row], s.sum[block.slot + row]);
   }
 }
 
@@ -432,6 +401,7 @@ void ProcessBlock(const FlashTile& tile, const Scratch& s, const KvTile& kv, Row
 // All blocks take turns at each K/V tile, which may have been converted for them. Where there is
 // one K/V tile, a block is finished before the next begins, in the same place: the L1 holds it.
 void RunTile(const FlashTile& tile, void* memory) {
+  if (tile.sees_few_keys) return RunFewKeys(tile, static_cast<float*>(memory));
   const Scratch s = MakeScratch(memory, tile.head_dim);
   const KeyRange range = tile.band.KvRange(tile.q_begin, tile.q_begin + tile.rows, tile.kv_len);
   const bool is_short = range.size() <= kKvTile;

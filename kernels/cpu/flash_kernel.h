@@ -33,6 +33,7 @@ struct FlashTile {
   float softcap = 0;      // 0: off
   float alibi_slope = 0;  // of this head; 0: off, which changes no finite score
   Element element = Element::kF32;
+  bool sees_few_keys = false;  // all rows of the sequence see all keys, 1 .. kFewKeys of config.h
 };
 
 // What one translation unit per instruction set exports: exactly one symbol, of this type.

@@ -1,5 +1,7 @@
 #include "kernels/cpu/tiles.h"
 
+#include "kernels/cpu/config.h"
+
 namespace attnd::kernels::cpu {
 
 Element ElementOf(DType dtype) {
@@ -12,6 +14,11 @@ Element ElementOf(DType dtype) {
       return Element::kBF16;
   }
   return Element::kF32;
+}
+
+bool SeesFewKeys(const AttentionProblem& p) {
+  return p.kv_len > 0 && p.kv_len <= kFewKeys &&
+         p.mask.Resolve(p.q_len, p.kv_len).AllVisible(0, p.q_len, 0, p.kv_len);
 }
 
 FlashTile FlashTileOf(const WorkItem& item) {
@@ -45,6 +52,7 @@ FlashTile FlashTileOf(const WorkItem& item) {
   tile.softcap = p.softcap;
   tile.alibi_slope = p.alibi ? a.alibi_slopes[item.head] : 0.0f;
   tile.element = ElementOf(p.dtype);
+  tile.sees_few_keys = SeesFewKeys(p);
   return tile;
 }
 

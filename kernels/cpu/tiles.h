@@ -9,6 +9,9 @@ namespace attnd::kernels::cpu {
 
 Element ElementOf(DType dtype);
 
+// Whether all rows see the same few keys, of which few_keys.h makes short work.
+bool SeesFewKeys(const AttentionProblem& p);
+
 // Of an item that is cut by query head.
 FlashTile FlashTileOf(const WorkItem& item);
 

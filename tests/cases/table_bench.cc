@@ -59,6 +59,18 @@ CaseGroup General() {
   return group;
 }
 
+// Cross-attention to a few tokens: reading Q and writing O is nearly all of it.
+CaseGroup Cross() {
+  CaseGroup group{.name = "cross", .is_bench = true};
+  for (kernels::DType dtype : kDTypes) {
+    for (int64_t kv_len : {1, 4}) {
+      Add(group,
+          {.dtype = dtype, .q_heads = 4, .kv_heads = 4, .lens = {{4096, kv_len}}, .head_dim = 128});
+    }
+  }
+  return group;
+}
+
 // Memory must grow with the length, not with its square: compare peak_rss_mb.
 CaseGroup Long() {
   CaseGroup group{.name = "long", .is_bench = true};
@@ -70,6 +82,8 @@ CaseGroup Long() {
 
 }  // namespace
 
-std::vector<CaseGroup> BenchGroups() { return {Prefill(), Decode(), Small(), General(), Long()}; }
+std::vector<CaseGroup> BenchGroups() {
+  return {Prefill(), Decode(), Small(), General(), Cross(), Long()};
+}
 
 }  // namespace attnd::testing

@@ -1,4 +1,6 @@
 // Shapes: head_dim, heads, lengths, layouts, and nothing at all.
+#include <array>
+
 #include "tests/cases/table.h"
 #include "tests/cases/values.h"
 
@@ -71,6 +73,33 @@ CaseGroup Lengths() {
           Add(group, {.dtype = kDTypes[turn++ % 3], .lens = {lens}, .head_dim = 40, .mask = mask});
         }
       }
+    }
+  }
+  return group;
+}
+
+// Few keys for many rows, which some kernels take another way where every row sees all of them.
+CaseGroup FewKeys() {
+  CaseGroup group{.name = "few_keys"};
+  int turn = 0;
+  for (int64_t kv_len : {1, 2, 3, 4, 5, 9}) {
+    for (int64_t q_len : {2, 3, 16, 145, 300}) {
+      Case c{.dtype = kDTypes[turn % 3], .q_heads = 2, .lens = {{q_len, kv_len}}};
+      c.head_dim = std::array<int64_t, 4>{128, 64, 40, 7}[turn % 4];
+      c.softcap = turn % 5 == 0 ? 2.0f : 0.0f;
+      c.alibi = turn % 7 == 0;
+      c.layout = turn % 2 == 0 ? Layout::kBSHD : Layout::kBHSD;
+      for (const MaskSpec& mask : {kFull, kCausal, kCausalTopLeft, kBand}) {
+        c.mask = mask;
+        Add(group, c);
+      }
+      ++turn;
+    }
+  }
+  for (kernels::DType dtype : kDTypes) {
+    for (Distribution distribution : {Distribution::kLarge, Distribution::kTiny,
+                                      Distribution::kOffset, Distribution::kFarBelowZero}) {
+      Add(group, {.dtype = dtype, .lens = {{70, 4}}, .distribution = distribution});
     }
   }
   return group;
@@ -150,7 +179,7 @@ CaseGroup Mixtures() {
 }  // namespace
 
 std::vector<CaseGroup> ShapeGroups() {
-  return {HeadDims(), Heads(), Lengths(), Layouts(), Empties(), Mixtures()};
+  return {HeadDims(), Heads(), Lengths(), FewKeys(), Layouts(), Empties(), Mixtures()};
 }
 
 }  // namespace attnd::testing

@@ -91,14 +91,14 @@ float Rounded(float value, DType dtype) {
 }
 
 // Instructions that multiply bf16 take subnormal numbers for 0, those of fp32 do not: it was really
-// the backend's own kernel that ran.
+// the backend's own kernel that ran. O is the mean of eight equal keys: few_keys.h takes fewer.
 TEST_P(CpuBackend, SubnormalBF16CountsWhereProductsAreInFp32) {
   const bool multiplies_bf16 = GetParam() == "cpu_amx" || GetParam() == "cpu_avx512_bf16";
   const auto backend = MakeBackend(GetParam(), 1);
-  const std::vector<uint16_t> q(16, 0), v(8, 0x0040);
+  const std::vector<uint16_t> zeros(64, 0), v(64, 0x0040);
   std::vector<uint16_t> o(16, 0xffff);
-  const AttentionProblem p = Problem(DType::kBF16, 1, 2, 1, 8);
-  const AttentionTask task = Task(*backend, p, q.data(), q.data(), v.data(), o.data());
+  const AttentionProblem p = Problem(DType::kBF16, 1, 2, 8, 8);
+  const AttentionTask task = Task(*backend, p, zeros.data(), zeros.data(), v.data(), o.data());
   ASSERT_TRUE(RunTasks(*backend, {&task, 1}).ok());
   EXPECT_EQ(o, std::vector<uint16_t>(16, multiplies_bf16 ? 0 : 0x0040));
 }
@@ -207,6 +207,12 @@ TEST_P(CpuBackend, InfiniteAndNaNHalvesShowWhereFp64ShowsThem) {
                        {'k', 195, last, -kInf},
                        {'k', 200, 4, kNaN}});
       }
+      const AttentionProblem few_keys = Problem(dtype, 2, 150, 4, head_dim);
+      CheckElements(
+          *backend, few_keys,
+          {{'v', 0, 0, -kInf}, {'v', 1, 1, kNaN}, {'v', 2, 0, kInf}, {'v', 3, last, kInf}});
+      CheckElements(*backend, few_keys, {{'q', 20, 3, kInf}, {'q', 21, last, kNaN}});
+      CheckElements(*backend, few_keys, {{'k', 1, 5, -kInf}, {'k', 3, last, kInf}});
     }
   }
 }
