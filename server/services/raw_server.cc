@@ -68,8 +68,12 @@ void RawServer::Stop() {
     MutexLock lock(mutex_);
     while (calls_ > 0) empty_.Wait(mutex_);
   }
-  stopping_ = true;
+  {
+    MutexLock lock(watch_);
+    stopping_ = true;
+  }
   stop_watching_.NotifyAll();
+  unwatched_.NotifyAll();
   for (std::thread& thread : stand_ins_) thread.join();
   stand_ins_.clear();
   for (const auto& lane : lanes_) lane->Join();
@@ -91,6 +95,16 @@ void RawServer::StandIn() {
 }
 
 IoLane* RawServer::AwaitOneLeftAlone() {
+  while (watched_ && !stopping_) unwatched_.Wait(watch_);
+  if (stopping_) return nullptr;
+  watched_ = true;
+  IoLane* const lane = Watch();
+  watched_ = false;
+  unwatched_.NotifyOne();
+  return lane;
+}
+
+IoLane* RawServer::Watch() {
   Duration until_next = kGlance;
   while (!stopping_) {
     stop_watching_.WaitUntil(watch_, std::chrono::steady_clock::now() + until_next);

@@ -5,7 +5,6 @@
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/server_builder.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -60,8 +59,9 @@ class RawServer {
   void Expect(IoLane::Queue* queue);
   // On each of the threads that stand in.
   void StandIn() ABSL_LOCKS_EXCLUDED(watch_);
-  // Null: Stop.
+  // Waits for its turn to watch, and watches. Null: Stop.
   IoLane* AwaitOneLeftAlone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_);
+  IoLane* Watch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_);
   void Enter() ABSL_LOCKS_EXCLUDED(mutex_);
   void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -72,9 +72,11 @@ class RawServer {
   // One watches over the lanes, the others wait for their turn or stand in.
   std::vector<std::thread> stand_ins_;
 
-  Mutex watch_;  // held by who watches
+  Mutex watch_;
   CondVar stop_watching_;
-  std::atomic<bool> stopping_{false};
+  CondVar unwatched_;
+  bool watched_ ABSL_GUARDED_BY(watch_) = false;  // by one of them
+  bool stopping_ ABSL_GUARDED_BY(watch_) = false;
 
   Mutex mutex_;
   CondVar empty_;

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import pathlib
 import subprocess
 import sys
 import threading
@@ -50,6 +51,15 @@ def normal(seed, *shape, dtype=np.float32):
 
 def compute(pb, channel):
     return channel.unary_unary(METHOD, pb.ComputeRequest.SerializeToString, pb.ComputeResponse.FromString)
+
+
+def wake_ups(process):
+    """Of all threads so far."""
+    total = 0
+    for status in pathlib.Path(f"/proc/{process.pid}/task").glob("*/status"):
+        (line,) = [line for line in status.read_text().splitlines() if line.startswith("voluntary_ctxt_switches")]
+        total += int(line.split()[1])
+    return total
 
 
 def check_good_call(pb, channel):
@@ -218,3 +228,16 @@ def test_s43_a_taken_port_is_refused(server):
     )
     assert done.returncode != 0
     assert server.address in done.stderr + done.stdout
+
+
+def test_an_idle_server_hardly_wakes(tmp_path):
+    """One thread watches over the connections', however many those are: 50 times a second."""
+    server = Attnd(tmp_path, "--io_threads=16", "--devices=cpu", "--drain_delay_ms=0")
+    try:
+        wait_until(lambda: server.http("/readyz")[0] == 200, "attnd is ready")
+        time.sleep(1)  # what starts has started
+        before = wake_ups(server.process)
+        time.sleep(2)
+        assert wake_ups(server.process) - before < 2 * 200
+    finally:
+        server.stop()
