@@ -121,6 +121,8 @@ class CpuBackend final : public Backend {
 
   Path PathOf(const AttentionProblem& p) const {
     if (p.q_len == 1) return Path::kDecode;
+    // Tile products would be of zeros for the most part.
+    if (SeesFewKeys(p)) return Path::kFlash;
     return kernels_.amx != nullptr && p.dtype != DType::kF32 ? Path::kAmx : Path::kFlash;
   }
 
