@@ -71,6 +71,9 @@ void ComputeCall::WatchDeadline(TimePoint grpc_deadline, TimePoint now) {
 
 void ComputeCall::Granted(ReceivePermit permit) {
   permit_ = std::move(permit);
+  // What comes from elsewhere was waited for.
+  if (declared_bytes_ <= kSmallAnswerBytes) lane_ = IoLane::OfThisThread();
+  if (lane_ != nullptr) lane_->ExpectMessage();
   ReadOn();
 }
 
@@ -117,6 +120,7 @@ void ComputeCall::ReceiveDeadlinePassed() {
 }
 
 void ComputeCall::OnReadDone(bool ok) {
+  if (IoLane* const lane = std::exchange(lane_, nullptr); lane != nullptr) lane->ExpectNoMore();
   {
     MutexLock lock(mutex_);
     if (phase_ == Phase::kExpired) return;

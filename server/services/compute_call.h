@@ -15,6 +15,7 @@
 #include "server/services/call_facts.h"
 #include "server/services/compute_parts.h"
 #include "server/services/deadline_watch.h"
+#include "server/services/io_lane.h"
 #include "server/services/raw_call.h"
 #include "server/services/worker_pool.h"
 
@@ -111,6 +112,7 @@ class ComputeCall : public RawCall, public std::enable_shared_from_this<ComputeC
   TimePoint begun_{};
   DeadlineWatch::Entry watched_;
   bool inside_gate_ = false;
+  IoLane* lane_ = nullptr;  // that expects its message
   Caller caller_;
   // Also the size of the permit.
   int64_t declared_bytes_ = 0;

@@ -36,8 +36,13 @@ class Wake final : public Completion {
   grpc::Alarm alarm_;
 };
 
-// When this thread last had nothing to do; kNever: it serves no lane.
-thread_local TimePoint last_idle = kNever;
+// Answers wait no longer for others to go with them, but for the event that is being handled.
+constexpr std::chrono::microseconds kMostPutOff(200);
+
+thread_local IoLane* lane_of_this_thread = nullptr;
+thread_local bool is_own_thread = false;
+// When this thread last had nothing to do, if it serves a lane.
+thread_local TimePoint last_idle{};
 
 }  // namespace
 
@@ -54,6 +59,8 @@ void IoLane::Join() {
 }
 
 void IoLane::Serve() {
+  lane_of_this_thread = this;
+  is_own_thread = true;
   last_idle = Now();
   void* tag = nullptr;
   bool ok = false;
@@ -62,9 +69,42 @@ void IoLane::Serve() {
     Completion::Of(tag).Complete(ok);
     own_turns_.fetch_add(1, std::memory_order_relaxed);
   }
+  lane_of_this_thread = nullptr;
+  is_own_thread = false;
+}
+
+bool IoLane::PutOff(std::function<void()> send) {
+  if (!is_own_thread || expected_ <= 0) return false;
+  MutexLock lock(mutex_);
+  if (put_off_.empty()) put_off_until_ = Now() + kMostPutOff;
+  put_off_.push_back(std::move(send));
+  return true;
+}
+
+void IoLane::SendPutOff() {
+  std::vector<std::function<void()>> sends;
+  {
+    MutexLock lock(mutex_);
+    sends.swap(put_off_);
+  }
+  for (const auto& send : sends) send();
+}
+
+bool IoLane::NextBeforeSending(void** tag, bool* ok) {
+  {
+    MutexLock lock(mutex_);
+    if (put_off_.empty()) return false;
+  }
+  if (expected_ > 0 && Now() < put_off_until_ &&
+      queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC)) == Queue::GOT_EVENT) {
+    return true;
+  }
+  SendPutOff();
+  return false;
 }
 
 bool IoLane::Next(void** tag, bool* ok) {
+  if (NextBeforeSending(tag, ok)) return true;
   const TimePoint begun = Now();
   TimePoint now = begun;
   while (now < begun + busy_poll_) {
@@ -79,7 +119,7 @@ bool IoLane::Next(void** tag, bool* ok) {
   return !has_ended;
 }
 
-bool IoLane::IsServing() { return last_idle != kNever; }
+IoLane* IoLane::OfThisThread() { return lane_of_this_thread; }
 
 bool IoLane::HasTime() { return !IsServing() || Now() < last_idle + kMostAtWork; }
 
@@ -97,7 +137,9 @@ IoLane::Seen IoLane::Glance(TimePoint now) {
 void IoLane::StandIn() {
   const uint64_t away_since = own_turns_;
   const TimePoint end = Now() + kStandIn;
+  lane_of_this_thread = this;
   last_idle = Now();
+  SendPutOff();
   void* tag = nullptr;
   bool ok = false;
   while (own_turns_ == away_since && Now() < end) {
@@ -105,12 +147,15 @@ void IoLane::StandIn() {
         gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(kLookMs, GPR_TIMESPAN));
     const TimePoint begun = Now();
     const Queue::NextStatus next = queue_->AsyncNext(&tag, &ok, soon);
-    if (next == Queue::SHUTDOWN) return;
+    if (next == Queue::SHUTDOWN) {
+      lane_of_this_thread = nullptr;
+      return;
+    }
     if (const TimePoint now = Now(); now > begun + kAtOnce) last_idle = now;
     other_turns_.fetch_add(1, std::memory_order_relaxed);
     if (next == Queue::GOT_EVENT) Completion::Of(tag).Complete(ok);
   }
-  last_idle = kNever;
+  lane_of_this_thread = nullptr;
   // Connections that came to the queue meanwhile are unknown to the lane's own thread if that one
   // waits: gRPC tells one of those who wait, or none if the connection was accepted here.
   new Wake(queue_.get());

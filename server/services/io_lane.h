@@ -7,9 +7,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "kernels/sync.h"
 #include "server/clock.h"
 
 namespace attnd::server {
@@ -45,14 +49,27 @@ class IoLane {
   // Grows with each coming and going of the lane's own thread between gRPC and reactions.
   uint64_t own_turns() const { return own_turns_; }
 
-  // Whether this thread serves a lane, its own or as a stand-in.
-  static bool IsServing();
+  // The lane that this thread serves, its own or as a stand-in; null: none.
+  static IoLane* OfThisThread();
+  static bool IsServing() { return OfThisThread() != nullptr; }
   // On a thread that serves a lane, false: it has been at work for a millisecond without looking
   // for more, so what takes long is a worker's now. True on other threads.
   static bool HasTime();
 
+  // A small message of one of the lane's calls is there or on its way; it has come, or will not
+  // come. Any thread.
+  void ExpectMessage() { ++expected_; }
+  void ExpectNoMore() { --expected_; }
+  // While messages are expected, `send` is called when those that have come have been handled, or
+  // soon: answers that go out one right after the other wake their caller once. False, and it is
+  // not kept: none is expected, or this is not the lane's own thread.
+  [[nodiscard]] bool PutOff(std::function<void()> send) ABSL_LOCKS_EXCLUDED(mutex_);
+
  private:
   void Serve();
+  // Another event while answers are put off; false: they have been sent, and there is none at hand.
+  bool NextBeforeSending(void** tag, bool* ok) ABSL_LOCKS_EXCLUDED(mutex_);
+  void SendPutOff() ABSL_LOCKS_EXCLUDED(mutex_);
   // False: the queue has ended.
   bool Next(void** tag, bool* ok);
   Duration ProcessorTime() const;
@@ -61,6 +78,10 @@ class IoLane {
   const std::chrono::microseconds busy_poll_;
   std::atomic<uint64_t> own_turns_{0};
   std::atomic<uint64_t> other_turns_{0};  // of those who stand in
+  std::atomic<int64_t> expected_{0};
+  Mutex mutex_;
+  std::vector<std::function<void()>> put_off_ ABSL_GUARDED_BY(mutex_);
+  TimePoint put_off_until_{};  // the own thread's
   std::thread thread_;
   // Of the last glance.
   uint64_t seen_turns_ = 0;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/services/call_facts.h"
+#include "server/services/io_lane.h"
 #include "server/services/message_bytes.h"
 #include "server/services/request_steps.h"
 
@@ -84,8 +85,10 @@ void UnaryCall::SendAnswer(const Request& request, Answer answer) {
   wire::EncodedAnswer encoded = EncodeAnswer(request, answer);
   outgoing_ = ToByteBuffer(std::move(encoded), std::move(answer));
   const auto bytes = static_cast<int64_t>(outgoing_.Length()) + shared_output_bytes();
-  if (IsSentHere(bytes)) return Send();
-  PostSend([this, self = shared_from_this()] { Send(); });
+  const auto send = [this, self = shared_from_this()] { Send(); };
+  if (!IsSentHere(bytes)) return PostSend(send);
+  IoLane* const lane = IoLane::OfThisThread();
+  if (lane == nullptr || bytes > kSmallAnswerBytes || !lane->PutOff(send)) Send();
 }
 
 void UnaryCall::Send() {

@@ -2,6 +2,7 @@
 // others.
 #include "server/services/io_lane.h"
 
+#include <gmock/gmock.h>
 #include <grpcpp/alarm.h>
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/server_builder.h>
@@ -10,7 +11,9 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "server/services/raw_call.h"
 #include "server/services/request_steps.h"
@@ -193,6 +196,84 @@ TEST_F(IoLaneTest, AThreadThatIsBehindHasNoTime) {
   third.SendTo(*lane_);
   seen.Wait();
   EXPECT_TRUE(later);
+  End();
+}
+
+TEST_F(IoLaneTest, OnlyItsOwnThreadPutsOffAndOnlyWhileAMessageIsExpected) {
+  lane_->ExpectMessage();
+  EXPECT_FALSE(lane_->PutOff([] { ADD_FAILURE(); }));
+  lane_->ExpectNoMore();
+  bool kept = true;
+  Gate done;
+  Event event([&] {
+    kept = lane_->PutOff([] { ADD_FAILURE(); });
+    done.Open();
+  });
+  event.SendTo(*lane_);
+  done.Wait();
+  End();
+  EXPECT_FALSE(kept);
+}
+
+// Answers that are put off go out together, after what is at hand. A late thread sends the first
+// one alone, as none is to wait for long: so one attempt of many has to succeed.
+TEST_F(IoLaneTest, WhatIsPutOffIsSentOnceWhatIsAtHandIsDone) {
+  const std::vector<std::string> together = {"second", "first sent", "second sent"};
+  const std::vector<std::string> alone = {"first sent", "second", "second sent"};
+  std::vector<std::string> order;
+  lane_->ExpectMessage();
+  for (int attempt = 0; attempt < 50 && order != together; ++attempt) {
+    order.clear();
+    Gate begun, both_wait, sent;
+    Event first([&] {
+      begun.Open();
+      both_wait.Wait();
+      EXPECT_TRUE(lane_->PutOff([&] { order.emplace_back("first sent"); }));
+    });
+    Event second([&] {
+      order.emplace_back("second");
+      EXPECT_TRUE(lane_->PutOff([&] {
+        order.emplace_back("second sent");
+        sent.Open();
+      }));
+    });
+    KeepBusy(first, begun);
+    second.SendTo(*lane_);
+    std::this_thread::sleep_for(milliseconds(20));  // until it is in the queue
+    both_wait.Open();
+    sent.Wait();
+    ASSERT_THAT(order, testing::AnyOf(together, alone));
+  }
+  EXPECT_EQ(order, together);
+  End();
+}
+
+TEST_F(IoLaneTest, WhatIsPutOffDoesNotWaitForWhatDoesNotCome) {
+  Gate sent;
+  lane_->ExpectMessage();
+  Event event([&] { EXPECT_TRUE(lane_->PutOff([&] { sent.Open(); })); });
+  event.SendTo(*lane_);
+  sent.Wait();
+  End();
+}
+
+TEST_F(IoLaneTest, WhoStandsInSendsWhatTheThreadHasPutOff) {
+  Gate begun, sent;
+  lane_->ExpectMessage();
+  std::thread::id by;
+  Event stuck([&] {
+    EXPECT_TRUE(lane_->PutOff([&] {
+      by = std::this_thread::get_id();
+      sent.Open();
+    }));
+    begun.Open();
+    sent.Wait();
+  });
+  KeepBusy(stuck, begun);
+  lane_->StandIn();
+  EXPECT_TRUE(sent.is_open());
+  EXPECT_EQ(by, std::this_thread::get_id());
+  EXPECT_EQ(IoLane::OfThisThread(), nullptr);
   End();
 }
 
