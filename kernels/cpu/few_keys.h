@@ -107,17 +107,18 @@ void RunFewKeysOf(const FlashTile& tile, float* memory) {
   }
 }
 
-template <Element element, int kKeys = kFewKeys>
-ATTND_CPU_INLINE void RunFewKeysOf(const FlashTile& tile, float* memory, int) {
+// Of kKeys keys, or fewer.
+template <Element element, int kKeys>
+ATTND_CPU_INLINE void RunUpTo(const FlashTile& tile, float* memory) {
   if constexpr (kKeys > 1) {
-    if (tile.kv_len < kKeys) return RunFewKeysOf<element, kKeys - 1>(tile, memory, 0);
+    if (tile.kv_len < kKeys) return RunUpTo<element, kKeys - 1>(tile, memory);
   }
   RunFewKeysOf<element, kKeys>(tile, memory);
 }
 
 // `memory` is the tile's scratch.
 ATTND_CPU_INLINE void RunFewKeys(const FlashTile& tile, float* memory) {
-  ForElement(tile.element, [&](auto type) { RunFewKeysOf<type.value>(tile, memory, 0); });
+  ForElement(tile.element, [&](auto type) { RunUpTo<type.value, kFewKeys>(tile, memory); });
 }
 
 }  // namespace
