@@ -11,9 +11,8 @@ namespace attnd::server {
 // For the whole process, before anything of gRPC's is made; what the environment says is left
 // alone.
 // - GRPC_POLL_STRATEGY: every thread of a RawServer waits for its own connections alone.
-// - GRPC_EXPERIMENTS: a connection reads into what ConfigureTransport allows it, not into as much
-// as
-//   it received last. gRPC 1.51 only, whose experiments they are.
+// - GRPC_EXPERIMENTS: a connection reads at most what ConfigureTransport allows at once. Of gRPC
+//   1.51 only, whose experiment it is.
 void SetGrpcEnvironment();
 
 // Before the server is built.

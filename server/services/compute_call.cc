@@ -71,7 +71,8 @@ void ComputeCall::WatchDeadline(TimePoint grpc_deadline, TimePoint now) {
 
 void ComputeCall::Granted(ReceivePermit permit) {
   permit_ = std::move(permit);
-  // What comes from elsewhere was waited for.
+  // A permit that another thread gives was waited for, and another lane's thread expects the
+  // message in its place: its answers wait for it a little, no more.
   if (declared_bytes_ <= kSmallAnswerBytes) lane_ = IoLane::OfThisThread();
   if (lane_ != nullptr) lane_->ExpectMessage();
   ReadOn();
